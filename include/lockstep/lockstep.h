@@ -1,0 +1,9 @@
+#pragma once
+
+// Everything: exact data-parallel training for LibTorch.
+
+#include "lockstep/batches.h"
+#include "lockstep/distributed_data_parallel.h"
+#include "lockstep/error.h"
+#include "lockstep/group.h"
+#include "lockstep/optimizers.h"

@@ -1,0 +1,82 @@
+#include "src/exchange/event.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <climits>
+#include <ctime>
+
+namespace lockstep::exchange {
+namespace {
+
+// Non-private operations: the word lies in memory that processes share.
+void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, uint32_t timeout_ms) {
+  timespec timeout{};
+  timeout.tv_sec = timeout_ms / 1000;
+  timeout.tv_nsec = static_cast<long>(timeout_ms % 1000) * 1'000'000;
+  syscall(SYS_futex, &word, FUTEX_WAIT, expected, &timeout, nullptr, 0);
+}
+
+void futex_wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+uint64_t now_ns() {
+  return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
+}
+
+}  // namespace
+
+Event::Event(EventWords* words, uint32_t rank, uint64_t spin_ns)
+    : words_(words), rank_(rank), spin_ns_(spin_ns) {}
+
+void Event::notify() {
+  // Sequentially consistent on both sides: either this sees the sleeper's flag, or the sleeper
+  // sees the new value before it sleeps.
+  words_->value.fetch_add(1, std::memory_order_seq_cst);
+  for (auto& word : words_->sleepers) {
+    if (word.load(std::memory_order_seq_cst) != 0) {
+      futex_wake_all(words_->value);
+      return;
+    }
+  }
+}
+
+bool Event::spin(uint32_t seen) const {
+  if (spin_ns_ == 0) return false;
+  const uint64_t end = now_ns() + spin_ns_;
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (value() != seen) return true;
+      pause_cpu();
+    }
+  } while (now_ns() < end);
+  return false;
+}
+
+void Event::wait(uint32_t seen, uint32_t timeout_ms) {
+  if (value() != seen || spin(seen)) return;
+  auto& flags = words_->sleepers[rank_ / 64];
+  const uint64_t flag = uint64_t{1} << (rank_ % 64);
+  flags.fetch_or(flag, std::memory_order_seq_cst);
+  if (words_->value.load(std::memory_order_seq_cst) == seen) {
+    futex_wait(words_->value, seen, timeout_ms);
+  }
+  flags.fetch_and(~flag, std::memory_order_seq_cst);
+}
+
+void clear_sleeper(EventWords& words, uint32_t rank) {
+  words.sleepers[rank / 64].fetch_and(~(uint64_t{1} << (rank % 64)), std::memory_order_seq_cst);
+}
+
+}  // namespace lockstep::exchange

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace lockstep::exchange {
+
+inline constexpr uint32_t kSleeperWords = 4;  // 64 ranks each
+
+/// The shared part of an event: one futex word that every change increments, and one flag per
+/// rank that says "may be asleep". A flag, not a counter: a sleeper that is killed leaves its flag
+/// set, which costs needless wake-ups until the launcher clears it, and never a lost one.
+struct EventWords {
+  std::atomic<uint32_t> value;
+  std::atomic<uint64_t> sleepers[kSleeperWords];
+};
+
+/// One process's handle on it. Change what is waited for first, then notify().
+/// std::atomic::wait is of no use here: it waits within one process only.
+class Event {
+ public:
+  /// `spin_ns`: how long wait() watches the word before it sleeps; 0 where replicas outnumber cores.
+  Event(EventWords* words, uint32_t rank, uint64_t spin_ns);
+
+  uint32_t value() const { return words_->value.load(std::memory_order_acquire); }
+
+  void notify();
+
+  /// Returns when the value is no longer `seen`, after `timeout_ms` at the latest. Callers look
+  /// again at what they wait for in either case.
+  void wait(uint32_t seen, uint32_t timeout_ms);
+
+ private:
+  bool spin(uint32_t seen) const;
+
+  EventWords* words_;
+  uint32_t rank_;
+  uint64_t spin_ns_;
+};
+
+/// Clears the flag of a dead rank (the launcher does, before it wakes everyone).
+void clear_sleeper(EventWords& words, uint32_t rank);
+
+}  // namespace lockstep::exchange

@@ -1,0 +1,122 @@
+#include "src/launch/member.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "lockstep/error.h"
+#include "src/launch/worker_environment.h"
+
+namespace lockstep::launch {
+namespace {
+
+using exchange::Descriptor;
+
+struct Ends {
+  Descriptor ours;
+  Descriptor theirs;
+};
+
+[[noreturn]] void fail(uint32_t rank) {
+  throw Error(ErrorCode::kEnvironment,
+              fmt::format("cannot start rank {}: no more descriptors (see `ulimit -Hn`): {}", rank,
+                          std::strerror(errno)));
+}
+
+void set_non_blocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
+
+enum class WeHold { kReadEnd, kWriteEnd };
+
+Ends make_pipe(uint32_t rank, WeHold hold) {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) fail(rank);
+  if (hold == WeHold::kWriteEnd) std::swap(ends[0], ends[1]);
+  set_non_blocking(ends[0]);
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+Ends make_socket_pair(uint32_t rank) {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) fail(rank);
+  set_non_blocking(ends[0]);
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+}  // namespace
+
+Stream::Stream(Descriptor read_end, uint32_t rank, bool is_stderr)
+    : read_end_(std::move(read_end)), rank_(rank), is_stderr_(is_stderr) {}
+
+LineSplitter::Emit Stream::emit_to(Output& output, LastLines& last_lines) const {
+  return [this, &output, &last_lines](std::string_view text, bool has_newline) {
+    if (is_stderr_) last_lines.add(text);
+    output.line({rank_, is_stderr_, text, has_newline});
+  };
+}
+
+bool Stream::relay(Output& output, LastLines& last_lines, size_t limit_bytes) {
+  char bytes[16384];
+  bool any = false;
+  size_t total = 0;
+  while (is_open() && total < limit_bytes) {
+    const ssize_t size = ::read(read_end_.get(), bytes, sizeof bytes);
+    if (size < 0 && errno == EINTR) continue;
+    if (size < 0 && errno == EAGAIN) break;
+    if (size <= 0) {
+      splitter_.flush(emit_to(output, last_lines));
+      read_end_.reset();
+      break;
+    }
+    any = true;
+    total += static_cast<size_t>(size);
+    splitter_.feed({bytes, static_cast<size_t>(size)}, emit_to(output, last_lines));
+    last_byte_ = Clock::now();
+  }
+  return any;
+}
+
+void Stream::flush(Output& output, LastLines& last_lines, Clock::time_point since) {
+  if (splitter_.has_partial() && last_byte_ <= since) splitter_.flush(emit_to(output, last_lines));
+}
+
+Member start_member(const MemberStart& start) {
+  Ends out = make_pipe(start.rank, WeHold::kReadEnd);
+  Ends error = make_pipe(start.rank, WeHold::kReadEnd);
+  Ends lifeline = make_pipe(start.rank, WeHold::kWriteEnd);
+  Ends socket = make_socket_pair(start.rank);
+  WorkerVariables variables;
+  variables.worker = {start.control_fd, socket.theirs.get(), lifeline.theirs.get(), start.rank,
+                      start.incarnation};
+  variables.replica_count = start.replica_count;
+  variables.thread_count = start.thread_count;
+  variables.run_token = start.run_token;
+  const auto environment = worker_variables(::environ, variables);
+  SpawnedProcess process =
+      spawn({start.command, environment, out.theirs.get(), error.theirs.get(),
+             {start.control_fd, socket.theirs.get(), lifeline.theirs.get()}, start.signals,
+             start.open_file_limit});
+  Member member;
+  member.rank = start.rank;
+  member.incarnation = start.incarnation;
+  member.child_pid = process.pid;
+  member.child_pidfd = std::move(process.pidfd);
+  member.exec_error = std::move(process.exec_error);
+  member.socket = std::move(socket.ours);
+  member.lifeline = std::move(lifeline.ours);
+  member.streams[0] = Stream(std::move(out.ours), start.rank, false);
+  member.streams[1] = Stream(std::move(error.ours), start.rank, true);
+  return member;
+}
+
+void signal_member(const Member& member, int signal) {
+  if (!member.child_status) send_signal(member.child_pidfd, signal);
+  if (!member.ended) send_signal(member.registered_pidfd, signal);
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "src/launch/launcher.h"
+
+namespace lockstep::launch {
+
+/// Bytes on their way to a descriptor that may be slow, or shared with other processes: it is never
+/// set to non-blocking and never written to before poll() says so.
+class OutputSink {
+ public:
+  static constexpr size_t kFull = size_t{256} * 1024;
+
+  explicit OutputSink(int fd) : fd_(fd) {}
+
+  int fd() const { return fd_; }
+  bool is_empty() const { return pending_.size() == begin_; }
+  bool is_full() const { return pending_.size() - begin_ >= kFull; }  // do not read more for it
+  int error() const { return error_; }  // errno of the write that failed; all after it is dropped
+
+  void append(std::string_view bytes);
+
+  /// Writes what can be written without waiting.
+  void write_ready();
+
+ private:
+  int fd_;
+  std::string pending_;
+  size_t begin_ = 0;  // of what is still to be written
+  int error_ = 0;
+};
+
+/// Where the lines of all replicas and the launcher's sentences go: to the callbacks of the options,
+/// or else to their descriptors.
+class Output {
+ public:
+  explicit Output(const LaunchOptions& options);
+
+  void line(const OutputLine& line);
+  void notice(std::string_view sentence);
+
+  /// False: what comes from there should stay unread for now.
+  bool has_room(bool is_stderr) const;
+
+  OutputSink& sink(bool is_stderr) { return is_stderr ? stderr_ : stdout_; }
+  void write_ready();
+  bool is_empty() const { return stdout_.is_empty() && stderr_.is_empty(); }
+
+  /// Nobody reads what the replicas print.
+  bool is_closed() const;
+
+  /// A write error other than that, once.
+  std::optional<std::string> take_write_error();
+
+ private:
+  struct OpenLine {
+    bool is_open = false;
+    uint32_t rank = 0;
+  };
+
+  void append_line(const OutputLine& line);
+
+  const LaunchOptions& options_;
+  OutputSink stdout_;
+  OutputSink stderr_;
+  OpenLine open_[2];  // [is_stderr] an unfinished line of that rank stands at the end
+  bool reader_gone_ = false;
+  bool error_told_ = false;
+};
+
+/// The last lines that a replica printed to stderr, for the report of its death.
+class LastLines {
+ public:
+  static constexpr size_t kCount = 12;
+  static constexpr size_t kMaxBytes = 400;
+
+  void add(std::string_view line);
+  const std::deque<std::string>& lines() const { return lines_; }
+
+ private:
+  std::deque<std::string> lines_;
+};
+
+}  // namespace lockstep::launch

@@ -1,0 +1,212 @@
+#include "src/launch/worker_environment.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <string_view>
+
+#include "lockstep/error.h"
+#include "src/exchange/control.h"
+
+namespace lockstep::launch {
+namespace {
+
+constexpr const char* kControlFd = "LOCKSTEP_CONTROL_FD";
+constexpr const char* kSocketFd = "LOCKSTEP_SOCKET_FD";
+constexpr const char* kLifelineFd = "LOCKSTEP_LIFELINE_FD";
+constexpr const char* kRank = "LOCKSTEP_RANK";
+constexpr const char* kIncarnation = "LOCKSTEP_INCARNATION";
+constexpr std::array kOurs = {kControlFd, kSocketFd, kLifelineFd, kRank, kIncarnation};
+constexpr const char* kRun = "LOCKSTEP_RUN";
+
+std::optional<uint32_t> parse_number(std::string_view text) {
+  uint32_t number = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc{} || stop != end) return std::nullopt;
+  return number;
+}
+
+[[noreturn]] void refuse(const char* name, const std::string& problem) {
+  throw Error(ErrorCode::kEnvironment,
+              fmt::format("environment variable {} {}. It is set by `lockstep run` for its replicas; "
+                          "a program started by a replica must be started without LOCKSTEP_*",
+                          name, problem));
+}
+
+uint32_t number_of(const char* name, uint32_t low, uint32_t high) {
+  const char* text = std::getenv(name);
+  if (text == nullptr) refuse(name, "is missing, though others of its kind are set");
+  const auto number = parse_number(text);
+  if (!number || *number < low || *number > high) {
+    refuse(name, fmt::format("is '{}', expected a number from {} to {}", text, low, high));
+  }
+  return *number;
+}
+
+enum class DescriptorKind { kMemory, kSocket, kPipe };
+
+bool is_of_kind(int fd, DescriptorKind kind) {
+  struct stat status {};
+  switch (kind) {
+    case DescriptorKind::kMemory:
+      return (::fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) != 0 && ::fcntl(fd, F_GET_SEALS) >= 0;
+    case DescriptorKind::kSocket: {
+      int type = 0;
+      socklen_t size = sizeof type;
+      return ::getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_SEQPACKET;
+    }
+    case DescriptorKind::kPipe:
+      return ::fstat(fd, &status) == 0 && S_ISFIFO(status.st_mode);
+  }
+  return false;
+}
+
+int descriptor_of(const char* name, DescriptorKind kind) {
+  const auto fd = static_cast<int>(number_of(name, 3, INT32_MAX));
+  if (::fcntl(fd, F_GETFD) < 0) {
+    refuse(name, fmt::format("names file descriptor {}, which is not open here: did a wrapper (sudo, "
+                             "a shell function, a container) close inherited descriptors?",
+                             fd));
+  }
+  if (!is_of_kind(fd, kind)) {
+    refuse(name, fmt::format("names file descriptor {}, which is something else here: did a wrapper "
+                             "close inherited descriptors and open others?",
+                             fd));
+  }
+  return fd;
+}
+
+std::string_view name_of(std::string_view variable) {
+  return variable.substr(0, variable.find('='));
+}
+
+std::optional<std::string> value_in(const char* const* environment, std::string_view name) {
+  for (; *environment != nullptr; ++environment) {
+    const std::string_view variable = *environment;
+    if (name_of(variable) == name && variable.size() > name.size()) {
+      return std::string(variable.substr(name.size() + 1));
+    }
+  }
+  return std::nullopt;
+}
+
+// Belongs to the rendezvous of another launcher, which the replicas are no part of.
+bool is_foreign(std::string_view name) {
+  return name == "MASTER_ADDR" || name == "MASTER_PORT" || name == "GROUP_RANK" ||
+         name == "GROUP_WORLD_SIZE" || name == "ROLE_RANK" || name == "ROLE_WORLD_SIZE" ||
+         name == "ROLE_NAME" || name.starts_with("TORCHELASTIC_");
+}
+
+}  // namespace
+
+std::optional<WorkerEnvironment> worker_environment_from_environ() {
+  bool any = false;
+  for (const char* name : kOurs) any = any || std::getenv(name) != nullptr;
+  if (!any) return std::nullopt;
+  WorkerEnvironment worker;
+  worker.control_fd = descriptor_of(kControlFd, DescriptorKind::kMemory);
+  worker.socket_fd = descriptor_of(kSocketFd, DescriptorKind::kSocket);
+  worker.lifeline_fd = descriptor_of(kLifelineFd, DescriptorKind::kPipe);
+  worker.rank = number_of(kRank, 0, exchange::kMaxReplicas - 1);
+  worker.incarnation = number_of(kIncarnation, 1, exchange::kMaxProcesses);
+  return worker;
+}
+
+std::optional<std::string> foreign_launcher() {
+  struct Sign {
+    const char* launcher;
+    const char* size;
+    const char* rank;  // must be set as well
+  };
+  // A batch script has SLURM_NTASKS too, and is one process: the size of the step decides there.
+  const char* slurm_size =
+      std::getenv("SLURM_STEP_NUM_TASKS") != nullptr ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
+  const Sign signs[] = {
+      {"Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", nullptr},
+      {"an MPI launcher (PMI)", "PMI_SIZE", nullptr},
+      {"Slurm's srun", slurm_size, "SLURM_PROCID"},
+      {"torchrun or a script like it", "WORLD_SIZE", nullptr},
+  };
+  for (const Sign& sign : signs) {
+    const char* size = std::getenv(sign.size);
+    if (size == nullptr || (sign.rank != nullptr && std::getenv(sign.rank) == nullptr)) continue;
+    if (parse_number(size).value_or(0) > 1) {
+      return fmt::format("{} ({}={})", sign.launcher, sign.size, size);
+    }
+  }
+  return std::nullopt;
+}
+
+std::vector<std::string> worker_variables(const char* const* inherited,
+                                          const WorkerVariables& variables) {
+  const WorkerEnvironment& worker = variables.worker;
+  // A run inside a replica of another run belongs to both.
+  const std::string outer = value_in(inherited, kRun).value_or("");
+  std::vector<std::string> ours = {
+      fmt::format("{}={}{}{}", kRun, outer, outer.empty() ? "" : ":", variables.run_token),
+      fmt::format("{}={}", kControlFd, worker.control_fd),
+      fmt::format("{}={}", kSocketFd, worker.socket_fd),
+      fmt::format("{}={}", kLifelineFd, worker.lifeline_fd),
+      fmt::format("{}={}", kRank, worker.rank),
+      fmt::format("{}={}", kIncarnation, worker.incarnation),
+      fmt::format("OMP_NUM_THREADS={}", variables.thread_count),
+      fmt::format("MKL_NUM_THREADS={}", variables.thread_count),
+      fmt::format("RANK={}", worker.rank),
+      fmt::format("WORLD_SIZE={}", variables.replica_count),
+      fmt::format("LOCAL_RANK={}", worker.rank),
+      fmt::format("LOCAL_WORLD_SIZE={}", variables.replica_count),
+  };
+  if (!value_in(inherited, "MKL_CBWR")) ours.push_back("MKL_CBWR=AUTO");
+  const size_t own_count = ours.size();
+  for (; *inherited != nullptr; ++inherited) {
+    const std::string_view name = name_of(*inherited);
+    bool overridden = is_foreign(name);
+    for (size_t i = 0; i < own_count; ++i) overridden = overridden || name_of(ours[i]) == name;
+    if (!overridden) ours.emplace_back(*inherited);
+  }
+  return ours;
+}
+
+std::vector<std::string> contradictions(const char* const* inherited, uint32_t replica_count,
+                                        uint32_t thread_count) {
+  std::vector<std::string> sentences;
+  for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"}) {
+    const auto value = value_in(inherited, name);
+    if (value && parse_number(*value) != replica_count) {
+      sentences.push_back(
+          fmt::format("{}={} in the environment is not used: {}", name, *value,
+                      replica_count == 1 ? "there is 1 replica"
+                                         : fmt::format("there are {} replicas", replica_count)));
+    }
+  }
+  for (const char* name : {"RANK", "LOCAL_RANK"}) {
+    if (const auto value = value_in(inherited, name)) {
+      sentences.push_back(fmt::format(
+          "{}={} in the environment is not used: every replica gets its own", name, *value));
+    }
+  }
+  for (const char* name : {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}) {
+    const auto value = value_in(inherited, name);
+    if (value && parse_number(*value) != thread_count) {
+      sentences.push_back(fmt::format(
+          "{}={} in the environment is not used: the threads of a microbatch are part of the "
+          "recipe (--threads {})",
+          name, *value, thread_count));
+    }
+  }
+  if (const auto address = value_in(inherited, "MASTER_ADDR")) {
+    sentences.push_back(fmt::format(
+        "MASTER_ADDR={} in the environment is not used: replicas of one host share memory",
+        *address));
+  }
+  return sentences;
+}
+
+}  // namespace lockstep::launch

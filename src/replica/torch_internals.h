@@ -1,0 +1,49 @@
+#pragma once
+
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+// The one place that touches what LibTorch exports without documenting it. Written against 2.13.
+
+namespace lockstep::internal {
+
+/// Calls `hook(parameter)` after each accumulation into the parameter's .grad(), on the thread that
+/// runs backward. Replaces a hook set before.
+void set_gradient_hook(const torch::Tensor& parameter,
+                       std::function<void(const torch::Tensor&)> hook);
+void remove_gradient_hook(const torch::Tensor& parameter);
+
+/// Seeds the default generator (of which LibTorch uses 32 bits).
+void seed_default_generator(uint32_t seed);
+
+/// Deterministic algorithms on, fill of uninitialised memory off, TorchScript profiling off (its
+/// first calls give other bits than later ones).
+void make_deterministic();
+
+void clear_autocast_cache();
+
+/// Tells autograd that the tensor's memory was changed behind its back.
+void bump_version(const torch::Tensor& tensor);
+
+/// What decides bits beside the inputs: compared around every microbatch (rule 11).
+struct ContextWord {
+  int64_t threads;
+  uint64_t float_control;  // rounding, flush to zero, denormals are zero
+  int64_t default_dtype;
+  int64_t matmul_precision;
+  int64_t attention;  // bits: flash, memory-efficient, math
+  int64_t one_dnn;
+  int64_t deterministic;
+  int64_t autocast;  // bit 0: on; the dtype above it
+
+  static ContextWord now();
+
+  /// Name and both values of the first field that differs; empty when none does.
+  std::string difference(const ContextWord& after) const;
+};
+
+}  // namespace lockstep::internal
