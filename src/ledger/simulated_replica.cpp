@@ -200,15 +200,16 @@ bool Replica::ask_and_load() {
   return true;
 }
 
+// One copy for all: a joiner that is told reads at once.
 void Replica::serve_joiners() {
-  for (const uint32_t joiner : ledger_.joiners_to_serve()) {
-    arena_.donation.round = ledger_.round();
-    for (uint32_t i = 0; i < kValueCount; ++i) {
-      arena_.donation.weights[i] = weights_[i];
-      if (i == kValueCount / 2) environment_.pause();
-    }
-    ledger_.donated(joiner);
+  const std::vector<uint32_t> joiners = ledger_.joiners_to_serve();
+  if (joiners.empty()) return;
+  arena_.donation.round = ledger_.round();
+  for (uint32_t i = 0; i < kValueCount; ++i) {
+    arena_.donation.weights[i] = weights_[i];
+    if (i == kValueCount / 2) environment_.pause();
   }
+  for (const uint32_t joiner : joiners) ledger_.donated(joiner);
 }
 
 // -- One step -------------------------------------------------------------------------------------

@@ -4,24 +4,12 @@
 #include <string_view>
 #include <vector>
 
-#include "src/train/train_options.h"
+#include "src/train/train_request.h"
 
 // The options of `lockstep train` as text. Numbers are read here, not by CLI11, so that every refusal
 // says what was expected and what was found, whatever the locale.
 
 namespace lockstep::train {
-
-/// What was asked for, before data and machine are looked at. What was not given has its default;
-/// the flags say where the default still depends on something.
-struct TrainRequest {
-  TrainOptions options;
-  bool has_replicas = false;
-  bool has_global_batch = false;
-  bool has_vocabulary = false;
-  bool has_seed = false;
-  bool has_length = false;  // --steps or --epochs
-  bool has_out = false;
-};
 
 /// Reads the words after `lockstep train` and the file that --config names; a word wins over the
 /// file, a later word over an earlier one. Throws Error(kUsage), or Error(kInput) about the file.

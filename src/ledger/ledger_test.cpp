@@ -1,0 +1,538 @@
+#include "src/ledger/ledger.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace lockstep::ledger {
+namespace {
+
+struct Die {};
+
+class TestHost final : public Host {
+ public:
+  bool has_ended(uint16_t incarnation) const override { return dead.contains(incarnation); }
+  bool ended_by_fault(uint16_t incarnation) const override { return faults.contains(incarnation); }
+  void changed() override { ++changes; }
+  void at(Point point) override {
+    if (dies_at == point) {
+      dies_at.reset();
+      throw Die{};
+    }
+  }
+
+  std::set<uint16_t> dead, faults;
+  std::optional<Point> dies_at;
+  int changes = 0;
+};
+
+/// A few replicas on one memory; rank r's founding member has incarnation r + 1.
+class LedgerTest : public ::testing::Test {
+ protected:
+  void found(uint32_t rank_count, uint32_t absent_rank = UINT32_MAX) {
+    shape_ = {rank_count, 2, 1};
+    const Layout layout(shape_);
+    block_.reset(std::aligned_alloc(64, layout.size_bytes));
+    memory_ = static_cast<std::byte*>(block_.get());
+    std::fill_n(memory_, layout.size_bytes, std::byte{0});
+    std::vector<uint16_t> members;
+    for (uint32_t rank = 0; rank < rank_count; ++rank) {
+      members.push_back(static_cast<uint16_t>(rank == absent_rank ? 0 : rank + 1));
+    }
+    Ledger::found(memory_, shape_, members);
+    for (uint32_t rank = 0; rank < rank_count; ++rank) add(rank, static_cast<uint16_t>(rank + 1));
+  }
+
+  Ledger& add(uint32_t rank, uint16_t incarnation) {
+    ledgers_[incarnation] = std::make_unique<Ledger>(memory_, shape_, rank, incarnation, host_);
+    return *ledgers_[incarnation];
+  }
+
+  Ledger& by(uint16_t incarnation) { return *ledgers_.at(incarnation); }
+
+  void enter(uint32_t microbatch_count, RoundKind kind = RoundKind::kGradient) {
+    for (auto& [incarnation, ledger] : ledgers_) {
+      if (!host_.dead.contains(incarnation)) ledger->enter(microbatch_count, kind);
+    }
+  }
+
+  // Claims what it is given, and nothing else.
+  Work claim(uint16_t incarnation) {
+    Work work;
+    EXPECT_EQ(by(incarnation).next(work), Turn::kYours);
+    return work;
+  }
+
+  void do_all(uint16_t incarnation) {
+    Work work;
+    while (by(incarnation).next(work) == Turn::kYours) by(incarnation).publish(work);
+  }
+
+  // The point at which the replica dies while it works on its next microbatch.
+  Work die_at(uint16_t incarnation, Point point) {
+    Work work;
+    host_.dies_at = point;
+    try {
+      if (by(incarnation).next(work) == Turn::kYours) by(incarnation).publish(work);
+      ADD_FAILURE() << "it did not die";
+    } catch (const Die&) {
+      host_.dead.insert(incarnation);
+    }
+    return work;
+  }
+
+  void reduce_and_commit(uint16_t incarnation) {
+    uint32_t bucket = 0;
+    while (by(incarnation).next_bucket(bucket) == Turn::kYours) by(incarnation).bucket_reduced(bucket);
+    EXPECT_EQ(by(incarnation).claim_commit(), Turn::kYours);
+    by(incarnation).commit();
+  }
+
+  void apply_all(uint64_t hash = 1) {
+    for (auto& [incarnation, ledger] : ledgers_) {
+      if (!host_.dead.contains(incarnation)) ledger->set_applied({hash, 0});
+    }
+  }
+
+  TestHost host_;
+  Shape shape_;
+  std::unique_ptr<void, decltype(&std::free)> block_{nullptr, &std::free};
+  std::byte* memory_ = nullptr;
+  std::map<uint16_t, std::unique_ptr<Ledger>> ledgers_;  // [incarnation]
+};
+
+// -- Work -----------------------------------------------------------------------------------------
+
+TEST_F(LedgerTest, RunsAreContiguousAndEachIsWorkedInOrder) {
+  found(3);
+  enter(10);
+  EXPECT_EQ(claim(1).microbatch, 0u);
+  EXPECT_EQ(claim(2).microbatch, 3u);
+  EXPECT_EQ(claim(3).microbatch, 6u);
+  EXPECT_EQ(claim(1).microbatch, 1u);
+}
+
+TEST_F(LedgerTest, SiblingsAreMergedFromTheNearOneToTheFarOne) {
+  found(1);
+  enter(8);
+  std::vector<uint32_t> slots;
+  for (uint32_t m = 0; m < 7; ++m) {
+    const Work work = claim(1);
+    slots.push_back(work.slot);
+    by(1).publish(work);
+  }
+  const Work last = claim(1);  // 7 merges with 6, then 4..5, then 0..3
+  ASSERT_EQ(last.siblings.size(), 3u);
+  EXPECT_EQ(last.siblings[0].slot, slots[6]);
+  EXPECT_EQ(last.siblings[1].slot, slots[5]);
+  EXPECT_EQ(last.siblings[2].slot, slots[3]);
+  for (const Sibling& sibling : last.siblings) EXPECT_TRUE(sibling.is_left);
+  by(1).publish(last);
+  const auto cover = by(1).cover();
+  ASSERT_EQ(cover.size(), 1u);
+  EXPECT_EQ(cover[0].node, (tree::Node{3, 0}));
+}
+
+TEST_F(LedgerTest, InOrderWorkNeedsTheSlotsOfTheBudgetAndNoMore) {
+  for (uint32_t count = 1; count <= 70; ++count) {
+    found(1);
+    enter(count);
+    Work work;
+    uint32_t most = 0;
+    while (by(1).next(work) == Turn::kYours) {
+      most = std::max(most, work.slot + 1);
+      by(1).publish(work);
+    }
+    EXPECT_EQ(most, slot_budget(count, 1).owned) << count;
+    ledgers_.clear();
+  }
+}
+
+TEST_F(LedgerTest, AThiefTakesAnAlignedNodeFromTheFarEndAndAtMostHalf) {
+  found(2);
+  enter(16);
+  for (int i = 0; i < 8; ++i) by(2).publish(claim(2));  // 8..15
+  const Work first = claim(2);  // of 0..7 it takes 4..7
+  EXPECT_TRUE(first.is_stolen);
+  EXPECT_EQ(first.microbatch, 4u);
+  for (uint32_t m = 0; m < 4; ++m) EXPECT_EQ(claim(1).microbatch, m);
+}
+
+TEST_F(LedgerTest, WhereStealingIsForbiddenAReplicaWaits) {
+  found(2);
+  enter(4);
+  by(2).allow_stealing(false);
+  by(2).publish(claim(2));
+  by(2).publish(claim(2));
+  Work work;
+  EXPECT_EQ(by(2).next(work), Turn::kWait);
+  do_all(1);
+  EXPECT_EQ(by(2).next(work), Turn::kDone);
+}
+
+TEST_F(LedgerTest, AThiefTakesNoMoreThanItsFreeSlotsAllow) {
+  found(2);
+  enter(64);
+  Work work;
+  uint32_t most = 0;
+  while (by(2).next(work) == Turn::kYours) {
+    most = std::max(most, work.slot + 1 - kSlotsPerSeat);
+    by(2).publish(work);
+  }
+  const SlotBudget budget = slot_budget(64, 2);
+  EXPECT_LE(most, budget.owned + budget.stolen);
+  EXPECT_TRUE(by(2).all_done());
+}
+
+TEST_F(LedgerTest, AMicrobatchGivenBackComesAgain) {
+  found(2);
+  enter(4);
+  const Work work = claim(1);
+  by(1).give_back(work);
+  EXPECT_EQ(claim(1).microbatch, work.microbatch);
+}
+
+TEST_F(LedgerTest, ARunWhoseOwnerLeftIsTakenOverEvenWhereStealingIsForbidden) {
+  found(2);
+  enter(8);
+  by(2).allow_stealing(false);
+  by(1).publish(claim(1));
+  by(1).give_back(claim(1));
+  by(1).arrive();
+  do_all(2);
+  EXPECT_TRUE(by(2).all_done());
+}
+
+TEST_F(LedgerTest, MicrobatchesLeftOverAreSeenWhenAllHaveArrived) {
+  found(2);
+  enter(4);
+  by(1).publish(claim(1));
+  by(1).arrive();
+  EXPECT_FALSE(by(1).all_arrived());
+  by(2).arrive();
+  EXPECT_TRUE(by(1).all_arrived());
+  EXPECT_FALSE(by(1).all_done());
+}
+
+TEST_F(LedgerTest, AShuffledReplicaDoesTheWholeBatch) {
+  found(1);
+  enter(13);
+  by(1).shuffle_claims(7);
+  do_all(1);
+  EXPECT_TRUE(by(1).all_done());
+}
+
+TEST_F(LedgerTest, ARoundForValuesNeedsNoSlotsAndNoMean) {
+  found(2);
+  enter(5, RoundKind::kValues);
+  do_all(1);
+  EXPECT_TRUE(by(2).all_done());
+  EXPECT_TRUE(by(1).cover().empty());
+  EXPECT_EQ(by(1).claim_commit(), Turn::kYours);
+  by(1).commit();
+  EXPECT_TRUE(by(2).is_committed());
+}
+
+TEST_F(LedgerTest, WordsOfAnOlderRoundReadAsFree) {
+  found(2);
+  for (uint32_t count : {7u, 3u, 12u}) {
+    enter(count);
+    EXPECT_FALSE(by(1).all_done());
+    do_all(1);
+    reduce_and_commit(2);
+    apply_all();
+  }
+  EXPECT_EQ(by(1).round(), 3u);
+}
+
+TEST_F(LedgerTest, OneThatIsStillInARoundThatTheOthersLeftTouchesNothing) {
+  found(2);
+  enter(4);
+  do_all(1);
+  reduce_and_commit(1);
+  by(1).set_applied({1, 0});
+  by(1).enter(4, RoundKind::kGradient);
+  const Work next_round = claim(1);
+  Work work;
+  EXPECT_EQ(by(2).next(work), Turn::kDone);
+  uint32_t bucket = 0;
+  EXPECT_EQ(by(2).next_bucket(bucket), Turn::kDone);
+  EXPECT_EQ(by(2).claim_commit(), Turn::kDone);
+  by(1).publish(next_round);
+  EXPECT_EQ(claim(1).microbatch, 1u);
+}
+
+// -- Deaths ---------------------------------------------------------------------------------------
+
+TEST_F(LedgerTest, ASeatIsAdoptedInItsOrderWithItsSlots) {
+  found(2);
+  enter(8);
+  by(1).publish(claim(1));
+  die_at(1, Point::kClaim);  // on microbatch 1
+  for (int i = 0; i < 4; ++i) by(2).publish(claim(2));
+  const Work adopted = claim(2);
+  EXPECT_EQ(adopted.microbatch, 1u);
+  EXPECT_EQ(adopted.seat, 0u);
+  EXPECT_LT(adopted.slot, kSlotsPerSeat);
+  EXPECT_EQ(adopted.siblings.size(), 1u);  // what the dead one published lives on
+}
+
+TEST_F(LedgerTest, AMicrobatchThatWentLiveIsNotDoneAgain) {
+  found(2);
+  enter(2);
+  die_at(1, Point::kLive);
+  by(2).publish(claim(2));
+  Work work;
+  EXPECT_EQ(by(2).next(work), Turn::kDone);
+}
+
+TEST_F(LedgerTest, ASlotThatWasNotLiveIsDoneAgain) {
+  found(2);
+  enter(2);
+  const Work lost = die_at(1, Point::kSlotWritten);
+  by(2).publish(claim(2));
+  EXPECT_EQ(claim(2).microbatch, lost.microbatch);
+}
+
+TEST_F(LedgerTest, ChildrenThatWereNotFreedAreSuperseded) {
+  found(2);
+  enter(4);
+  by(1).publish(claim(1));
+  die_at(1, Point::kLive);  // 0..1 is live, and 0 still is
+  do_all(2);
+  const auto cover = by(2).cover();
+  ASSERT_FALSE(cover.empty());
+  uint32_t covered = 0;
+  const tree::ReductionTree tree(4);
+  for (const CoverPart& part : cover) {
+    EXPECT_EQ(tree.begin(part.node), covered);
+    covered = tree.end(part.node);
+  }
+  EXPECT_EQ(covered, 4u);
+}
+
+TEST_F(LedgerTest, OrphansOfADeadThiefAreFound) {
+  found(3);
+  enter(12);
+  auto* seats = reinterpret_cast<Seat*>(memory_ + Layout(shape_).seats);
+  // As a thief leaves it that dies between its two stores: 2..3 are in no run.
+  seats[0].run = ledger::Run{1, 0, 2}.pack();
+  host_.dead.insert(3);
+  Work work;
+  std::set<uint32_t> seen;
+  while (by(1).next(work) == Turn::kYours) {
+    EXPECT_TRUE(seen.insert(work.microbatch).second);
+    by(1).publish(work);
+  }
+  EXPECT_EQ(seen.size(), 12u);
+}
+
+TEST_F(LedgerTest, ARangeOnItsWayToALivingThiefIsNoOrphan) {
+  found(2);
+  enter(4);
+  auto* seats = reinterpret_cast<Seat*>(memory_ + Layout(shape_).seats);
+  seats[0].run = ledger::Run{1, 0, 0}.pack();
+  seats[0].stealing = ledger::Run{1, 0, 2}.pack();
+  by(2).publish(claim(2));
+  by(2).publish(claim(2));
+  Work work;
+  EXPECT_EQ(by(2).next(work), Turn::kWait);
+  host_.dead.insert(1);
+  EXPECT_EQ(claim(2).microbatch, 0u);
+}
+
+TEST_F(LedgerTest, TwoDeathsByFaultOnOneMicrobatchEndTheRunAndNameBoth) {
+  found(3);
+  enter(3);
+  host_.faults = {1, 2};
+  const uint32_t poison = [&] {
+    claim(1);
+    host_.dead.insert(1);
+    return 0u;
+  }();
+  by(2).publish(claim(2));
+  EXPECT_EQ(claim(2).microbatch, poison);
+  host_.dead.insert(2);
+  by(3).publish(claim(3));
+  Work work;
+  EXPECT_EQ(by(3).next(work), Turn::kFailed);
+  const Failure* failure = by(3).failure();
+  ASSERT_NE(failure, nullptr);
+  EXPECT_EQ(failure->kind, static_cast<uint32_t>(FailureKind::kPoisonousMicrobatch));
+  EXPECT_EQ(failure->microbatch, poison);
+  EXPECT_EQ(failure->rank, 0u);
+  EXPECT_EQ(failure->other_rank, 1u);
+}
+
+// -- Reduction and commit -------------------------------------------------------------------------
+
+TEST_F(LedgerTest, ABucketOfADeadReplicaIsReducedAgain) {
+  found(2);
+  enter(2);
+  do_all(1);
+  uint32_t bucket = 9;
+  EXPECT_EQ(by(1).next_bucket(bucket), Turn::kYours);
+  uint32_t other = 9;
+  EXPECT_EQ(by(2).next_bucket(other), Turn::kYours);
+  EXPECT_NE(bucket, other);
+  by(2).bucket_reduced(other);
+  EXPECT_EQ(by(2).next_bucket(other), Turn::kWait);
+  host_.dead.insert(1);
+  EXPECT_EQ(by(2).next_bucket(other), Turn::kYours);
+  EXPECT_EQ(other, bucket);
+  by(2).bucket_reduced(other);
+  EXPECT_EQ(by(2).next_bucket(other), Turn::kDone);
+}
+
+TEST_F(LedgerTest, TheCommitOfADeadReplicaIsTakenOver) {
+  found(2);
+  enter(2);
+  do_all(1);
+  uint32_t bucket = 0;
+  while (by(1).next_bucket(bucket) == Turn::kYours) by(1).bucket_reduced(bucket);
+  EXPECT_EQ(by(1).claim_commit(), Turn::kYours);
+  EXPECT_EQ(by(2).claim_commit(), Turn::kWait);
+  host_.dies_at = Point::kRecordWritten;
+  EXPECT_THROW(by(1).commit(), Die);
+  EXPECT_FALSE(by(2).is_committed());
+  host_.dead.insert(1);
+  EXPECT_EQ(by(2).claim_commit(), Turn::kYours);
+  by(2).commit();
+  EXPECT_EQ(by(2).record_of(1).members[0], 0u);
+  EXPECT_EQ(by(2).record_of(1).member_count, 1u);
+}
+
+TEST_F(LedgerTest, TheMeanWaitsUntilAllHaveAppliedTheLast) {
+  found(2);
+  enter(2);
+  do_all(1);
+  reduce_and_commit(1);
+  by(1).set_applied({1, 0});
+  by(1).enter(2, RoundKind::kGradient);
+  do_all(1);
+  EXPECT_FALSE(by(1).all_applied_last());
+  EXPECT_EQ(by(1).claim_commit(), Turn::kWait);
+  by(2).set_applied({1, 0});
+  EXPECT_TRUE(by(1).all_applied_last());
+}
+
+TEST_F(LedgerTest, CopiesThatDifferEndTheRun) {
+  found(2);
+  enter(2);
+  do_all(1);
+  reduce_and_commit(1);
+  by(1).set_applied({1, 0});
+  by(2).set_applied({2, 0});
+  enter(2);
+  do_all(1);
+  uint32_t bucket = 0;
+  while (by(1).next_bucket(bucket) == Turn::kYours) by(1).bucket_reduced(bucket);
+  EXPECT_EQ(by(1).claim_commit(), Turn::kFailed);
+  ASSERT_NE(by(2).failure(), nullptr);
+  EXPECT_EQ(by(2).failure()->kind, static_cast<uint32_t>(FailureKind::kDiverged));
+}
+
+// -- Joining --------------------------------------------------------------------------------------
+
+class JoinTest : public LedgerTest {
+ protected:
+  // Rank 2 is vacant; incarnation 3 asks for it and is taken in with the state of round 1.
+  void SetUp() override {
+    found(3, 2);
+    joiner().ask_to_join();
+    step(1);
+  }
+
+  static constexpr uint16_t kMembers[] = {1, 2};
+
+  Ledger& joiner() { return by(3); }
+
+  // The members 1 and 2, as far as they live, do one round.
+  void step(uint16_t worker) {
+    for (const uint16_t member : kMembers) {
+      if (!host_.dead.contains(member)) by(member).enter(4, RoundKind::kGradient);
+    }
+    do_all(worker);
+    reduce_and_commit(worker);
+    for (const uint16_t member : kMembers) {
+      if (!host_.dead.contains(member)) by(member).set_applied({1, 0});
+    }
+  }
+};
+
+TEST_F(JoinTest, AJoinerGetsTheStateOfItsCommitFromTheLowestMember) {
+  EXPECT_EQ(joiner().joined_round(), 1u);
+  EXPECT_EQ(joiner().donation(), Turn::kWait);
+  EXPECT_TRUE(by(2).joiners_to_serve().empty());
+  EXPECT_EQ(by(1).joiners_to_serve(), std::vector<uint32_t>{2});
+  by(1).donated(2);
+  EXPECT_EQ(joiner().donation(), Turn::kDone);
+}
+
+TEST_F(JoinTest, AJoinerDelaysTheSecondMeanAndNotTheFirst) {
+  by(1).donated(2);
+  step(1);  // round 2, while the joiner loads
+  by(1).enter(4, RoundKind::kGradient);
+  EXPECT_FALSE(by(1).all_applied_last());
+  joiner().loaded(1);
+  joiner().enter(4, RoundKind::kGradient);
+  EXPECT_TRUE(joiner().is_joining(2));
+  joiner().set_applied({1, 0});
+  EXPECT_TRUE(by(1).all_applied_last());
+}
+
+TEST_F(JoinTest, AnAdmittedJoinerIsAFullMemberFromTheNextCommitOn) {
+  by(1).donated(2);
+  joiner().loaded(1);
+  joiner().admit();
+  step(1);
+  EXPECT_EQ(by(1).record_of(2).members[2], 3u);
+}
+
+TEST_F(JoinTest, WhenTheDonorDiesTheJoinerIsDroppedAndAsksAgain) {
+  host_.dead.insert(1);
+  EXPECT_EQ(joiner().donation(), Turn::kFailed);
+  by(2).enter(4, RoundKind::kGradient);
+  do_all(2);
+  EXPECT_TRUE(by(2).all_applied_last());  // nobody waits for the joiner
+  joiner().ask_to_join();
+  reduce_and_commit(2);
+  by(2).set_applied({1, 0});
+  EXPECT_EQ(joiner().joined_round(), 2u);
+  EXPECT_EQ(by(2).joiners_to_serve(), std::vector<uint32_t>{2});
+}
+
+TEST_F(JoinTest, NobodyElseIsTakenInWhileAJoinerMayStillBeLoading) {
+  by(1).donated(2);
+  host_.dead.insert(2);
+  Ledger& second = add(1, 4);
+  second.ask_to_join();
+  step(1);
+  EXPECT_EQ(second.joined_round(), std::nullopt);
+  joiner().loaded(1);
+  joiner().enter(4, RoundKind::kGradient);
+  joiner().set_applied({1, 0});
+  step(1);
+  EXPECT_EQ(second.joined_round(), 3u);
+}
+
+// -- Failure --------------------------------------------------------------------------------------
+
+TEST_F(LedgerTest, TheFirstFailureStands) {
+  found(2);
+  enter(2);
+  by(1).fail(FailureKind::kOther, 1, 0, "first");
+  by(2).fail(FailureKind::kOther, 0, 1, "second");
+  EXPECT_STREQ(by(2).failure()->text, "first");
+  Work work;
+  EXPECT_EQ(by(2).next(work), Turn::kFailed);
+}
+
+}  // namespace
+}  // namespace lockstep::ledger

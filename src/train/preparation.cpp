@@ -1,0 +1,271 @@
+#include "src/train/preparation.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <ctime>
+#include <filesystem>
+#include <random>
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+
+#include "lockstep/batches.h"
+#include "lockstep/error.h"
+#include "src/base/file.h"
+#include "src/exchange/control.h"
+#include "src/train/recipe.h"
+#include "src/train/token_data.h"
+
+namespace lockstep::train {
+namespace {
+
+using base::format_bytes;
+using base::quote_path;
+
+constexpr uint64_t kProgramBytes = uint64_t{150} << 20;  // private memory of LibTorch once it runs
+
+std::string plural(uint64_t count, std::string_view one, std::string_view many) {
+  return fmt::format("{} {}", count, count == 1 ? one : many);
+}
+
+uint64_t saturate(double bytes) {
+  return bytes >= 9e18 ? uint64_t{1} << 63 : static_cast<uint64_t>(bytes);
+}
+
+// What autograd keeps of one microbatch: about 16 numbers of the width per token and layer (inputs of
+// norms, linear layers, GELU, attention), and the logits with their softmax and gradient.
+uint64_t activation_bytes(const TrainOptions& options) {
+  const GptSizes& gpt = options.gpt;
+  const double tokens = static_cast<double>(std::min(options.microbatch, options.global_batch)) *
+                        gpt.context;
+  const double per_token = 16.0 * gpt.width * gpt.layers + 3.0 * gpt.vocabulary;
+  return saturate(4 * tokens * per_token);
+}
+
+TokenSplit load_data(TrainRequest& request) {
+  TrainOptions& options = request.options;
+  TokenDataOptions data;
+  data.paths = options.data;
+  data.context = options.gpt.context;
+  data.validation_path = options.validation_path;
+  data.validation_fraction = options.validation_fraction;
+  data.vocabulary = request.has_vocabulary ? options.gpt.vocabulary : 0;
+  TokenSplit split = load_token_data(data);
+  if (request.has_vocabulary) return split;
+  uint64_t needed = split.training.vocabulary_needed();
+  if (split.validation) needed = std::max(needed, split.validation->vocabulary_needed());
+  const uint64_t rounded = (needed + 63) / 64 * 64;
+  if (rounded > INT32_MAX) {
+    throw Error(ErrorCode::kInput,
+                fmt::format("the data in {} hold the token {}: a vocabulary of at most {} is possible. "
+                            "Is it a file of another format?",
+                            quote_path(options.data.front()), needed - 1, INT32_MAX));
+  }
+  const bool is_text = split.training.token_bytes() == 1;
+  options.gpt.vocabulary = is_text ? 256 : static_cast<uint32_t>(rounded);
+  request.has_vocabulary = true;
+  return split;
+}
+
+std::string data_summary(const TokenSplit& split) {
+  std::string text = fmt::format(
+      "{}; {}", split.training.summary(),
+      plural(split.training.sequence_count(), "sequence", "sequences") + " to train on");
+  if (split.validation) {
+    text += fmt::format(", {} held out", split.validation->sequence_count());
+  }
+  return text;
+}
+
+// As many as leave none without a core, without work, or without memory.
+void choose_replicas(TrainRequest& request, const base::CpuBudget& cpu,
+                     const base::MemoryBudget& memory) {
+  TrainOptions& options = request.options;
+  const uint64_t by_cores = std::max<uint64_t>(1, cpu.usable_cores / options.threads);
+  // The dials multiply: every replica has its own microbatches then.
+  const uint64_t by_work = options.per_replica ? by_cores : microbatch_count(options);
+  const MemoryNeed need = memory_need(options, 1);
+  const uint64_t left = memory.available_bytes - std::min(memory.available_bytes, need.shared);
+  const uint64_t by_memory = std::max<uint64_t>(1, left / std::max<uint64_t>(1, need.per_replica()));
+  uint64_t count = std::min<uint64_t>({by_cores, by_work, by_memory, exchange::kMaxReplicas});
+  if (count == by_cores) {
+    options.replica_reason = options.threads == 1
+                                 ? cpu.reason
+                                 : fmt::format("{}; {} threads each", cpu.reason, options.threads);
+  } else if (count == by_work) {
+    options.replica_reason = plural(by_work, "microbatch", "microbatches") + " in a step";
+  } else {
+    options.replica_reason = fmt::format("each needs about {}; {}", format_bytes(need.per_replica()),
+                                         memory.reason);
+  }
+  options.replicas = static_cast<uint32_t>(count);
+  request.has_replicas = true;
+}
+
+void check_memory(const TrainOptions& options, const MemoryNeed& need,
+                  const base::MemoryBudget& memory, std::vector<std::string>& warnings) {
+  const auto times = [&](uint64_t bytes) {
+    uint64_t product = 0;
+    return __builtin_mul_overflow(bytes, options.replicas, &product) ? UINT64_MAX : product;
+  };
+  const uint64_t certain = times(need.state_per_replica);
+  if (certain > memory.available_bytes) {
+    throw Error(ErrorCode::kUsage,
+                fmt::format("{} x {} for parameters, gradients and optimizer state of {} parameters "
+                            "do not fit: {}. Take a smaller model or fewer replicas.",
+                            plural(options.replicas, "replica", "replicas"),
+                            format_bytes(need.state_per_replica), need.parameters, memory.reason));
+  }
+  const uint64_t estimate = times(need.per_replica());
+  if (estimate > memory.available_bytes) {
+    warnings.push_back(fmt::format(
+        "{} may need about {} of memory in all; {}. A smaller --microbatch or fewer replicas need "
+        "less",
+        plural(options.replicas, "replica", "replicas"), format_bytes(estimate), memory.reason));
+  }
+}
+
+void warn_about_cores(const TrainOptions& options, const base::CpuBudget& cpu,
+                      std::vector<std::string>& warnings) {
+  const uint64_t threads = uint64_t{options.replicas} * options.threads;
+  if (threads <= cpu.usable_cores) return;
+  warnings.push_back(fmt::format(
+      "{} x {} = {} threads on {} ({}): they take turns, which costs time and no bits",
+      plural(options.replicas, "replica", "replicas"), plural(options.threads, "thread", "threads"),
+      threads, plural(cpu.usable_cores, "core", "cores"), cpu.reason));
+}
+
+void warn_about_length(const PreparedTraining& training, uint64_t sequences,
+                       std::vector<std::string>& warnings) {
+  const TrainOptions& options = training.options;
+  if (options.global_batch > sequences) {
+    warnings.push_back(fmt::format("the global batch of {} is larger than the data: every step takes "
+                                   "all {}, none twice",
+                                   options.global_batch, plural(sequences, "sequence", "sequences")));
+  }
+  if (options.warmup >= training.step_count && options.warmup > 0) {
+    warnings.push_back(fmt::format("--warmup {} does not end within the {}", options.warmup,
+                                   plural(training.step_count, "step", "steps")));
+  }
+}
+
+void warn_about_drills(const TrainOptions& options, uint64_t step_count,
+                       std::vector<std::string>& warnings) {
+  std::vector<bool> killed(options.replicas, false);  // [rank]
+  for (const std::string& drill : options.kills) {
+    const size_t at = drill.find('@');
+    killed[std::stoul(drill.substr(0, at))] = true;
+    if (std::stoull(drill.substr(at + 1)) > step_count) {
+      warnings.push_back(fmt::format("--kill {} is after the last step, {}: nothing will happen",
+                                     drill, step_count));
+    }
+  }
+  if (!options.kills.empty() && std::find(killed.begin(), killed.end(), false) == killed.end()) {
+    warnings.emplace_back("the drills kill every replica: the run will fail when the last is gone");
+  }
+}
+
+uint64_t choose_seed() {
+  std::random_device device;
+  return device();  // 32 bits: short enough to be typed
+}
+
+bool try_make_folder(const std::string& path) {
+  std::error_code error;
+  const bool is_new = std::filesystem::create_directories(path, error);
+  if (error) {
+    throw Error(ErrorCode::kInput,
+                fmt::format("cannot make the out folder {}: {}. Choose another with --out.",
+                            quote_path(path), error.message()));
+  }
+  return is_new;
+}
+
+void check_writable(const std::string& folder) {
+  const std::string name = fmt::format("{}/.lockstep-write-test-{}", folder, ::getpid());
+  try {
+    base::AppendFile(name, base::AppendFile::Start::kEmpty).append_line("x");
+  } catch (const Error& error) {
+    ::unlink(name.c_str());
+    throw Error(ErrorCode::kInput, fmt::format("the out folder {} cannot be written to: {}",
+                                               quote_path(folder), error.what()));
+  }
+  ::unlink(name.c_str());
+}
+
+}  // namespace
+
+MemoryNeed memory_need(const TrainOptions& options, uint32_t replicas) {
+  MemoryNeed need;
+  need.parameters = gpt_parameter_count(options.gpt);
+  need.state_per_replica = 16 * need.parameters;
+  // Of K/N microbatches in order, one partial a level of the tree waits for its sibling.
+  const uint64_t run = (microbatch_count(options) - 1) / replicas + 1;
+  need.slots_per_replica = 4 * need.parameters * (static_cast<uint64_t>(std::bit_width(run)) + 1);
+  need.activations = activation_bytes(options);
+  need.program_per_replica = kProgramBytes;
+  need.shared = 4 * need.parameters;
+  return need;
+}
+
+PreparedTraining prepare_training(TrainRequest request, const std::string& root) {
+  PreparedTraining training;
+  const TokenSplit data = load_data(request);
+  training.cpu = base::cpu_budget(root);
+  const base::MemoryBudget memory = base::memory_budget(root);
+  if (!request.has_replicas) choose_replicas(request, training.cpu, memory);
+  settle_batch(request);
+
+  TrainOptions& options = request.options;
+  if (!request.has_seed) {
+    options.seed = choose_seed();
+    options.seed_was_chosen = true;
+  }
+  const uint64_t sequences = data.training.sequence_count();
+  const Batches batches(sequences, {.global_batch = options.global_batch,
+                                    .microbatch = options.microbatch,
+                                    .epochs = options.epochs,
+                                    .steps = options.steps,
+                                    .seed = options.seed});
+  training.step_count = batches.step_count();
+  training.steps_per_epoch = batches.steps_per_epoch();
+  if (!request.has_length) training.length_note = "the default; --steps or --epochs say otherwise";
+  training.memory = memory_need(options, options.replicas);
+  check_memory(options, training.memory, memory, training.warnings);
+  training.options = options;
+  warn_about_cores(options, training.cpu, training.warnings);
+  warn_about_length(training, sequences, training.warnings);
+  warn_about_drills(options, training.step_count, training.warnings);
+  training.data_summary = data_summary(data);
+  training.recipe = recipe_json(options, data);
+  return training;
+}
+
+std::string prepare_out_folder(const std::string& out, const std::string& model) {
+  if (out.empty()) {
+    const std::string name = fmt::format("runs/{}-{:%Y%m%d-%H%M%S}", model,
+                                         fmt::localtime(std::time(nullptr)));
+    std::string path = name;
+    for (int i = 2; !try_make_folder(path); ++i) path = fmt::format("{}-{}", name, i);
+    check_writable(path);
+    return path;
+  }
+  try_make_folder(out);
+  check_writable(out);
+  const auto metrics = base::file_status(out + "/metrics.jsonl");
+  if (metrics && metrics->size_bytes > 0) {
+    throw Error(ErrorCode::kUsage,
+                fmt::format("the out folder {} holds a run already (metrics.jsonl). Give another "
+                            "--out, or remove that run; it cannot be resumed yet.",
+                            quote_path(out)));
+  }
+  return out;
+}
+
+}  // namespace lockstep::train
