@@ -7,17 +7,17 @@ namespace lockstep::ledger {
 /// The named points of a step (ledger.md). A replica that is killed at any of them costs the others
 /// nothing but the microbatch in progress; tests and drills kill at each.
 enum class Point : uint8_t {
-  kClaim,          // a microbatch is claimed, nothing is computed
-  kLeafDone,       // its gradient is complete
-  kSlotWritten,    // the slot holds the partial, not live yet
-  kLive,           // the slot is live, its children are not freed yet
-  kChildFreed,     // one child is freed
+  kClaim,        // a microbatch is claimed, nothing is computed
+  kLeafDone,     // its gradient is complete
+  kSlotWritten,  // the slot holds the partial, not live yet
+  kLive,         // the slot is live, its children are not freed yet
+  kChildFreed,   // one child is freed
   kBucketClaimed,
   kBucketReduced,  // the bucket's mean is written, not yet marked
   kCommitClaimed,
   kRecordWritten,  // the step record is written, not yet committed
   kCommitted,
-  kApplying,       // between reading the mean and the end of the update
+  kApplying,  // between reading the mean and the end of the update
   kApplied,
   kJoinAsked,
   kDonorCopying,

@@ -21,7 +21,7 @@ Run run_between(uint32_t round, uint64_t low, uint64_t high) {
   return {round, static_cast<uint16_t>(low), static_cast<uint16_t>(high)};
 }
 
-bool exchange_word(std::atomic<uint64_t>& word, uint64_t& expected, uint64_t desired) {
+bool exchange_word(Shared<uint64_t>& word, uint64_t& expected, uint64_t desired) {
   return word.compare_exchange_strong(expected, desired, std::memory_order_acq_rel, kAcquire);
 }
 
@@ -70,12 +70,12 @@ Seat& Ledger::seat(uint32_t rank) const {
   return reinterpret_cast<Seat*>(memory_ + layout_.seats)[rank];
 }
 
-std::atomic<uint64_t>& Ledger::claim_word(uint32_t microbatch) const {
-  return reinterpret_cast<std::atomic<uint64_t>*>(memory_ + layout_.claims)[microbatch];
+Shared<uint64_t>& Ledger::claim_word(uint32_t microbatch) const {
+  return reinterpret_cast<Shared<uint64_t>*>(memory_ + layout_.claims)[microbatch];
 }
 
-std::atomic<uint64_t>& Ledger::bucket_word(uint32_t bucket) const {
-  return reinterpret_cast<std::atomic<uint64_t>*>(memory_ + layout_.buckets)[bucket];
+Shared<uint64_t>& Ledger::bucket_word(uint32_t bucket) const {
+  return reinterpret_cast<Shared<uint64_t>*>(memory_ + layout_.buckets)[bucket];
 }
 
 SlotHeader& Ledger::slot(uint32_t index) const {
@@ -90,13 +90,13 @@ MicrobatchRecord& Ledger::record(uint32_t microbatch) const {
 
 CommitRecord& Ledger::record_of(uint32_t round) const { return head().records[round % 2]; }
 
-std::span<std::atomic<uint64_t>> Ledger::touched(uint32_t slot) const {
-  auto* words = reinterpret_cast<std::atomic<uint64_t>*>(memory_ + layout_.touched);
+std::span<Shared<uint64_t>> Ledger::touched(uint32_t slot) const {
+  auto* words = reinterpret_cast<Shared<uint64_t>*>(memory_ + layout_.touched);
   return {words + uint64_t{slot} * shape_.touched_words, shape_.touched_words};
 }
 
-std::span<std::atomic<uint64_t>> Ledger::step_touched(uint32_t round) const {
-  auto* words = reinterpret_cast<std::atomic<uint64_t>*>(memory_ + layout_.step_touched);
+std::span<Shared<uint64_t>> Ledger::step_touched(uint32_t round) const {
+  auto* words = reinterpret_cast<Shared<uint64_t>*>(memory_ + layout_.step_touched);
   return {words + uint64_t{round % 2} * shape_.touched_words, shape_.touched_words};
 }
 
@@ -110,7 +110,8 @@ void Ledger::enter(uint32_t microbatch_count, RoundKind kind) {
   tree_ = tree::ReductionTree(microbatch_count);
   values_done_below_ = 0;
   own_seats_.assign(1, rank_);
-  // A copy: the record of the round before last is overwritten as soon as all have applied the last.
+  // A copy: the record of the round before last is overwritten as soon as all have applied the
+  // last.
   const CommitRecord& last = record_of(round_ - 1);
   members_.assign(last.members, last.members + shape_.rank_count);
   uint32_t member_count = 0;
@@ -176,7 +177,8 @@ Turn Ledger::take_from_own_seats(Work& work) {
       uint64_t seen = seat(rank).run.load(kAcquire);
       const Run run = run_in(seen, rank);
       if (run.low >= run.high) break;
-      if (!exchange_word(seat(rank).run, seen, run_between(round_, run.low + 1u, run.high).pack())) {
+      if (!exchange_word(seat(rank).run, seen,
+                         run_between(round_, run.low + 1u, run.high).pack())) {
         continue;  // a thief took from the far end
       }
       work = Work{};
@@ -284,7 +286,8 @@ void Ledger::put_back(uint32_t rank, uint32_t microbatch) {
     uint64_t seen = seat(rank).run.load(kAcquire);
     const Run run = Run::unpack(seen);
     if (run.round != round_ || run.low != microbatch + 1) return;
-    if (exchange_word(seat(rank).run, seen, run_between(round_, microbatch, run.high).pack())) return;
+    if (exchange_word(seat(rank).run, seen, run_between(round_, microbatch, run.high).pack()))
+      return;
   }
 }
 
@@ -365,8 +368,8 @@ bool Ledger::all_runs_are_empty() const {
       const Run stealing = Run::unpack(seat(rank).stealing.load());
       const uint64_t word = seat(rank).run.load();
       const Run run = run_in(word, rank);
-      const bool is_moving = stealing.round == round_ && stealing.low < stealing.high &&
-                             is_living_member(rank);
+      const bool is_moving =
+          stealing.round == round_ && stealing.low < stealing.high && is_living_member(rank);
       if (run.low < run.high || is_moving) return false;
       pass.push_back(word);
     }

@@ -38,8 +38,8 @@ struct Work {
   uint32_t seat = 0;       // whose run it came from
   bool is_orphan = false;  // it came from no run
   bool is_stolen = false;
-  uint32_t slot = 0;       // kGradient only
-  tree::Node node;         // what the slot will cover
+  uint32_t slot = 0;  // kGradient only
+  tree::Node node;    // what the slot will cover
   std::vector<Sibling> siblings;
 };
 
@@ -90,7 +90,7 @@ class Ledger {
   MicrobatchRecord& record(uint32_t microbatch) const;
 
   /// Bit p: parameter p has a value in the slot. Written by the slot's author before publish().
-  std::span<std::atomic<uint64_t>> touched(uint32_t slot) const;
+  std::span<Shared<uint64_t>> touched(uint32_t slot) const;
 
   /// The microbatch is done: its slot goes live (or its record counts), its siblings are freed.
   void publish(const Work& work);
@@ -129,7 +129,7 @@ class Ledger {
   /// The record of this round (once committed) or the last one.
   CommitRecord& record_of(uint32_t round) const;
   /// Touched bits of the step, beside its record.
-  std::span<std::atomic<uint64_t>> step_touched(uint32_t round) const;
+  std::span<Shared<uint64_t>> step_touched(uint32_t round) const;
 
   /// This member's copy holds this round's mean, and its parameters have this hash.
   void set_applied(const base::Hash128& parameter_hash);
@@ -178,8 +178,8 @@ class Ledger {
   using Words = std::vector<uint64_t>;
 
   Seat& seat(uint32_t rank) const;
-  std::atomic<uint64_t>& claim_word(uint32_t microbatch) const;
-  std::atomic<uint64_t>& bucket_word(uint32_t bucket) const;
+  Shared<uint64_t>& claim_word(uint32_t microbatch) const;
+  Shared<uint64_t>& bucket_word(uint32_t bucket) const;
   SlotHeader& slot(uint32_t index) const;
   Head& head() const;
 
@@ -246,7 +246,7 @@ class Ledger {
   bool may_steal_ = true;
   uint64_t shuffle_seed_ = 0;
   mutable uint32_t values_done_below_ = 0;  // kValues: all microbatches below are done
-  mutable std::vector<Live> live_;  // scratch
+  mutable std::vector<Live> live_;          // scratch
 };
 
 }  // namespace lockstep::ledger

@@ -53,6 +53,8 @@ Scenario scenario_of(uint64_t seed) {
   scenario.fault_one_in = pick(3, 12) == 0 ? 1 : 0;
   scenario.may_steal = pick(6, 13) != 0;
   scenario.shuffles = pick(6, 14) == 0;
+  constexpr uint32_t kSteps[] = {0, 8, 40, 200};
+  scenario.step_one_in = kSteps[pick(4, 17)];
   if (scenario.rank_count > 2 && pick(8, 15) == 0) scenario.absent_rank = pick(3, 16);
   return scenario;
 }
@@ -61,16 +63,17 @@ Scenario scenario_of(uint64_t seed) {
 ::testing::AssertionResult holds(const Scenario& scenario, uint64_t seed) {
   announce(seed);
   const Outcome outcome = simulate(scenario);
-  const bool may_fail = outcome.failure == FailureKind::kNone ||
-                        (outcome.failure == FailureKind::kPoisonousMicrobatch &&
-                         scenario.fault_one_in != 0) ||
-                        (outcome.failure == FailureKind::kUnclaimed && scenario.break_one_in != 0);
+  const bool may_fail =
+      outcome.failure == FailureKind::kNone ||
+      (outcome.failure == FailureKind::kPoisonousMicrobatch && scenario.fault_one_in != 0) ||
+      (outcome.failure == FailureKind::kUnclaimed && scenario.break_one_in != 0);
   if (outcome.problem.empty() && may_fail && !(outcome.is_extinct && scenario.keeps_survivor)) {
     return ::testing::AssertionSuccess();
   }
   return ::testing::AssertionFailure()
          << outcome.problem << " (failure kind " << static_cast<int>(outcome.failure) << ", "
-         << outcome.deaths << " deaths, extinct " << outcome.is_extinct << ", " << outcome.turns << " turns)\n"
+         << outcome.deaths << " deaths, extinct " << outcome.is_extinct << ", " << outcome.turns
+         << " turns)\n"
          << replay_line;
 }
 

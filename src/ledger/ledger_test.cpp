@@ -89,7 +89,8 @@ class LedgerTest : public ::testing::Test {
 
   void reduce_and_commit(uint16_t incarnation) {
     uint32_t bucket = 0;
-    while (by(incarnation).next_bucket(bucket) == Turn::kYours) by(incarnation).bucket_reduced(bucket);
+    while (by(incarnation).next_bucket(bucket) == Turn::kYours)
+      by(incarnation).bucket_reduced(bucket);
     EXPECT_EQ(by(incarnation).claim_commit(), Turn::kYours);
     by(incarnation).commit();
   }
@@ -158,7 +159,7 @@ TEST_F(LedgerTest, AThiefTakesAnAlignedNodeFromTheFarEndAndAtMostHalf) {
   found(2);
   enter(16);
   for (int i = 0; i < 8; ++i) by(2).publish(claim(2));  // 8..15
-  const Work first = claim(2);  // of 0..7 it takes 4..7
+  const Work first = claim(2);                          // of 0..7 it takes 4..7
   EXPECT_TRUE(first.is_stolen);
   EXPECT_EQ(first.microbatch, 4u);
   for (uint32_t m = 0; m < 4; ++m) EXPECT_EQ(claim(1).microbatch, m);
@@ -322,7 +323,7 @@ TEST_F(LedgerTest, OrphansOfADeadThiefAreFound) {
   enter(12);
   auto* seats = reinterpret_cast<Seat*>(memory_ + Layout(shape_).seats);
   // As a thief leaves it that dies between its two stores: 2..3 are in no run.
-  seats[0].run = ledger::Run{1, 0, 2}.pack();
+  seats[0].run.store(ledger::Run{1, 0, 2}.pack());
   host_.dead.insert(3);
   Work work;
   std::set<uint32_t> seen;
@@ -337,8 +338,8 @@ TEST_F(LedgerTest, ARangeOnItsWayToALivingThiefIsNoOrphan) {
   found(2);
   enter(4);
   auto* seats = reinterpret_cast<Seat*>(memory_ + Layout(shape_).seats);
-  seats[0].run = ledger::Run{1, 0, 0}.pack();
-  seats[0].stealing = ledger::Run{1, 0, 2}.pack();
+  seats[0].run.store(ledger::Run{1, 0, 0}.pack());
+  seats[0].stealing.store(ledger::Run{1, 0, 2}.pack());
   by(2).publish(claim(2));
   by(2).publish(claim(2));
   Work work;
@@ -364,7 +365,7 @@ TEST_F(LedgerTest, TwoDeathsByFaultOnOneMicrobatchEndTheRunAndNameBoth) {
   EXPECT_EQ(by(3).next(work), Turn::kFailed);
   const Failure* failure = by(3).failure();
   ASSERT_NE(failure, nullptr);
-  EXPECT_EQ(failure->kind, static_cast<uint32_t>(FailureKind::kPoisonousMicrobatch));
+  EXPECT_EQ(failure->kind.load(), static_cast<uint32_t>(FailureKind::kPoisonousMicrobatch));
   EXPECT_EQ(failure->microbatch, poison);
   EXPECT_EQ(failure->rank, 0u);
   EXPECT_EQ(failure->other_rank, 1u);
@@ -435,7 +436,7 @@ TEST_F(LedgerTest, CopiesThatDifferEndTheRun) {
   while (by(1).next_bucket(bucket) == Turn::kYours) by(1).bucket_reduced(bucket);
   EXPECT_EQ(by(1).claim_commit(), Turn::kFailed);
   ASSERT_NE(by(2).failure(), nullptr);
-  EXPECT_EQ(by(2).failure()->kind, static_cast<uint32_t>(FailureKind::kDiverged));
+  EXPECT_EQ(by(2).failure()->kind.load(), static_cast<uint32_t>(FailureKind::kDiverged));
 }
 
 // -- Joining --------------------------------------------------------------------------------------

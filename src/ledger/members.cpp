@@ -13,7 +13,7 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr auto kAcquire = std::memory_order_acquire;
 constexpr auto kRelease = std::memory_order_release;
 
-bool exchange_word(std::atomic<uint64_t>& word, uint64_t& expected, uint64_t desired) {
+bool exchange_word(Shared<uint64_t>& word, uint64_t& expected, uint64_t desired) {
   return word.compare_exchange_strong(expected, desired, std::memory_order_acq_rel, kAcquire);
 }
 
@@ -182,8 +182,8 @@ bool Ledger::may_take_in() const {
     // Of this round: written by a committer that died.
     if (donor.incarnation == 0 || donor.round == round_) continue;
     if (donor.phase != kDonated && !is_dead(donor.incarnation)) return false;
-    const bool is_loading = is_joining(rank) && holds_up(rank) &&
-                            seat(rank).applied.load(kAcquire) == donor.round;
+    const bool is_loading =
+        is_joining(rank) && holds_up(rank) && seat(rank).applied.load(kAcquire) == donor.round;
     if (is_loading) return false;
   }
   return true;

@@ -304,7 +304,8 @@ void Replica::merge_parameter(const Work& work, const Leaf& leaf, uint32_t param
     if ((touched >> parameter & 1) == 0) continue;
     operands.push_back({arena_.slot(sibling.slot) + offset, sibling.is_left});
   }
-  if (scenario_.canary == Canary::kMergesInOtherOrder) std::reverse(operands.begin(), operands.end());
+  if (scenario_.canary == Canary::kMergesInOtherOrder)
+    std::reverse(operands.begin(), operands.end());
   const bool present = (leaf.present >> parameter & 1) != 0;
   environment_.writes(work);
   tree::merge<float>(arena_.slot(work.slot) + offset,

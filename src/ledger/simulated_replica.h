@@ -25,12 +25,12 @@ using Values = std::array<float, kValueCount>;
 /// A way to break the protocol on purpose: the checks must notice each.
 enum class Canary {
   kNone,
-  kMergesInOtherOrder,   // siblings are added from the far one to the near one
-  kPublishesTooEarly,    // the slot goes live before its last parameter is written
-  kFreesTooEarly,        // a sibling is freed when the microbatch is claimed
-  kMeanTooEarly,         // the mean is written while others still read the last one
-  kLoadsTooEarly,        // a joiner does not wait for its donor
-  kForgetsToNotify,      // changes wake nobody
+  kMergesInOtherOrder,  // siblings are added from the far one to the near one
+  kPublishesTooEarly,   // the slot goes live before its last parameter is written
+  kFreesTooEarly,       // a sibling is freed when the microbatch is claimed
+  kMeanTooEarly,        // the mean is written while others still read the last one
+  kLoadsTooEarly,       // a joiner does not wait for its donor
+  kForgetsToNotify,     // changes wake nobody
 };
 
 /// One run. Everything that happens in it is a pure function of these values.
@@ -41,17 +41,18 @@ struct Scenario {
   uint32_t round_count = 5;
   uint32_t most_microbatches = 40;
   uint32_t bucket_count = 2;
-  uint32_t values_one_in = 5;      // one round in so many is for values only; 0: none
-  uint32_t break_one_in = 0;       // a claimed microbatch is given back; 0: never
-  uint32_t death_one_in = 0;       // a replica dies at a named point; 0: only as told below
-  uint32_t fault_one_in = 0;       // such a death is one that its work can cause; 0: never
+  uint32_t values_one_in = 5;  // one round in so many is for values only; 0: none
+  uint32_t break_one_in = 0;   // a claimed microbatch is given back; 0: never
+  uint32_t death_one_in = 0;   // a replica dies at a named point; 0: only as told below
+  uint32_t fault_one_in = 0;   // such a death is one that its work can cause; 0: never
   uint32_t most_deaths = 6;
+  uint32_t step_one_in = 0;  // others may run at one access of shared words in so many; 0: never
   uint32_t most_joins = 0;
-  uint32_t death_delay = 0;        // turns until a death shows, at most
+  uint32_t death_delay = 0;  // turns until a death shows, at most
   bool keeps_survivor = true;
   bool may_steal = true;
   bool shuffles = false;
-  bool all_leave = false;          // in round 2 everyone leaves the loop after one microbatch
+  bool all_leave = false;                // in round 2 everyone leaves the loop after one microbatch
   uint32_t diverging_rank = UINT32_MAX;  // has other parameters after round 2
   uint32_t poisoned_microbatch = UINT32_MAX;  // of round 2: whoever finishes its leaf dies
   uint32_t poison_deaths = UINT32_MAX;        // so often at most
@@ -59,7 +60,7 @@ struct Scenario {
   struct {
     Point point = Point::kClaim;
     uint32_t rank = UINT32_MAX;
-    uint32_t visit = 0;            // it dies the visit-th time it is there, counted from 0
+    uint32_t visit = 0;  // it dies the visit-th time it is there, counted from 0
   } kill;
   Canary canary = Canary::kNone;
 

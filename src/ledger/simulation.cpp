@@ -18,7 +18,7 @@ namespace lockstep::ledger::simulated {
 namespace {
 
 constexpr size_t kStackBytes = 256 << 10;
-constexpr uint64_t kMostTurns = 400'000;
+constexpr uint64_t kMostTurns = 4'000'000;
 constexpr uint32_t kNoMicrobatch = UINT32_MAX;
 
 struct Killed {};
@@ -54,8 +54,8 @@ struct Fiber final : Environment {
   bool is_joiner;
   bool is_loaded = false;  // could carry the run on alone
   State state = State::kReady;
-  uint64_t waits_for = 0;   // event value it goes to sleep on
-  uint64_t shows_at = 0;    // kDead: the turn from which others see it
+  uint64_t waits_for = 0;  // event value it goes to sleep on
+  uint64_t shows_at = 0;   // kDead: the turn from which others see it
   bool by_fault = false;
   Point last_point = Point::kClaim;
   std::array<uint32_t, kPointCount> visits{};
@@ -87,8 +87,10 @@ class Simulation {
 
   void yield(Fiber& fiber);
   void die(Fiber& fiber, bool by_fault);
+  void die_by_chance(Fiber& fiber, uint32_t one_in);
   void blame(const Fiber& fiber);
   void maybe_die(Fiber& fiber, Point point);
+  void step(Fiber& fiber, bool is_write);
   void check_start(Fiber& fiber, const Ledger& ledger);
   void note_live(Fiber& fiber);
   uint64_t random(uint64_t bound) { return random_() % bound; }
@@ -132,6 +134,8 @@ class Simulation {
   uint32_t joins_ = 0;
   std::vector<uint16_t> shown_;  // [incarnation - 1] its death woke everyone
 };
+
+Fiber* running = nullptr;  // the one that before_access() speaks of
 
 // Stacks outlive the runs: mapping them anew for every seed would cost more than the run.
 std::vector<std::unique_ptr<std::byte[]>>& idle_stacks() {
@@ -208,7 +212,8 @@ void Simulation::check_start(Fiber& fiber, const Ledger& ledger) {
   const std::pair key(fiber.round, fiber.work.microbatch);
   const auto worker = workers_.find(key);
   if (done_.contains(key)) {
-    throw Broken("a finished microbatch is claimed again: " + std::to_string(key.second) + describe());
+    throw Broken("a finished microbatch is claimed again: " + std::to_string(key.second) +
+                 describe());
   }
   if (worker != workers_.end() && !shows_death(fiber_of(worker->second))) {
     throw Broken("two living replicas work on one microbatch");
@@ -279,10 +284,21 @@ void Simulation::maybe_die(Fiber& fiber, Point point) {
     ++outcome_.poison_deaths;
     die(fiber, scenario_.poison_is_fault);
   }
-  if (scenario_.death_one_in == 0 || outcome_.deaths >= scenario_.most_deaths) return;
-  if (random(scenario_.death_one_in) != 0) return;
+  die_by_chance(fiber, scenario_.death_one_in);
+}
+
+void Simulation::die_by_chance(Fiber& fiber, uint32_t one_in) {
+  if (one_in == 0 || outcome_.deaths >= scenario_.most_deaths || random(one_in) != 0) return;
   if (scenario_.keeps_survivor && is_last_with_state(fiber)) return;
   die(fiber, scenario_.fault_one_in != 0 && random(scenario_.fault_one_in) == 0);
+}
+
+// Before an access of a shared word. What a death leaves behind depends on the writes before it
+// only, so these are where it comes.
+void Simulation::step(Fiber& fiber, bool is_write) {
+  if (scenario_.step_one_in == 0) return;
+  if (is_write) die_by_chance(fiber, 3 * scenario_.death_one_in);
+  if (random(is_write ? 3 : scenario_.step_one_in) == 0) yield(fiber);
 }
 
 bool Simulation::is_last_with_state(const Fiber& fiber) const {
@@ -368,6 +384,8 @@ void Simulation::yield(Fiber& fiber) {
 
 void Simulation::switch_to(Fiber& fiber) {
   fiber.state = State::kReady;
+  running = &fiber;
+  before_access = [](bool is_write) { running->simulation.step(*running, is_write); };
 #if defined(__SANITIZE_ADDRESS__)
   void* fake_stack = nullptr;
   __sanitizer_start_switch_fiber(&fake_stack, fiber.context.uc_stack.ss_sp, kStackBytes);
@@ -376,6 +394,7 @@ void Simulation::switch_to(Fiber& fiber) {
 #else
   swapcontext(&scheduler_, &fiber.context);
 #endif
+  before_access = nullptr;
 }
 
 // The launcher sees a death and wakes everyone.

@@ -6,13 +6,14 @@
 #include "src/ledger/simulated_replica.h"
 
 // Tests only: all replicas of a run as fibers on one thread. A seeded scheduler picks who runs next
-// at every named point, change, wait and question about a death, so a seed replays exactly. A death
-// is a fiber that never runs again; the others learn of it at once or some turns later.
+// at every named point, change, wait, question about a death and, where the scenario says so, at
+// accesses of shared words; a seed replays exactly. A death is a fiber that never runs again; the
+// others learn of it at once or some turns later.
 
 namespace lockstep::ledger::simulated {
 
 struct Outcome {
-  std::string problem;  // a claim that did not hold, a hang; empty: none
+  std::string problem;                       // a claim that did not hold, a hang; empty: none
   FailureKind failure = FailureKind::kNone;  // what every survivor saw
   uint32_t failed_microbatch = 0;
   uint32_t failed_rank = 0, failed_other_rank = 0;

@@ -36,9 +36,7 @@ struct Run {
             static_cast<uint16_t>(bits)};
   }
 
-  uint64_t pack() const {
-    return uint64_t{round} << 32 | uint64_t{low} << 16 | high;
-  }
+  uint64_t pack() const { return uint64_t{round} << 32 | uint64_t{low} << 16 | high; }
 };
 
 }  // namespace lockstep::ledger
