@@ -75,6 +75,8 @@ constexpr Option kOptions[] = {
     // Without influence on the result; tests show that.
     {"bucket-bytes", "BYTES", kHidden, ""},
     {"shuffle-claims", "SEED", kHidden, ""},
+    // Of `lockstep verify RUN --steps A..B`: the schedule stays that of the whole run.
+    {"stop-after", "STEP", kHidden, ""},
     // Known, so that they are refused in words and not as misspellings.
     {"checkpoint-every", "STEPS", kHidden, ""},
     {"keep", "K", kHidden, ""},

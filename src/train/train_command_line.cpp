@@ -215,6 +215,7 @@ void read_run(const OptionWords& words, const Reader& reader, TrainRequest& requ
   reader.whole("timeout", {0, kMostSeconds}, options.timeout_seconds);
   reader.whole("bucket-bytes", {0, uint64_t{1} << 40}, options.bucket_bytes);
   reader.whole("shuffle-claims", {0, std::numeric_limits<uint64_t>::max()}, options.shuffle_claims);
+  reader.whole("stop-after", {0, kMostSteps}, options.stop_after);
   const bool validates = options.validation_path || options.validation_fraction > 0;
   if (options.evaluate_every != 0 && !validates) {
     refuse("--evaluate-every needs held-out data: give --validation a file or a share, e.g. 0.1.");
@@ -339,6 +340,7 @@ void write_run(const TrainOptions& options, Writer& writer) {
   for (const std::string& drill : options.kills) writer.text("kill", drill);
   writer.whole("bucket-bytes", options.bucket_bytes, usual.bucket_bytes);
   writer.whole("shuffle-claims", options.shuffle_claims, usual.shuffle_claims);
+  writer.whole("stop-after", options.stop_after, usual.stop_after);
   writer.text("out", options.out);
   writer.word("progress", options.progress, usual.progress);
   writer.whole("timeout", options.timeout_seconds, usual.timeout_seconds);

@@ -66,6 +66,7 @@ struct TrainOptions {
   std::vector<std::string> kills;  // RANK@STEP[:POINT]
   uint64_t bucket_bytes = 0;       // hidden: no influence on bits, tests show it
   uint64_t shuffle_claims = 0;     // hidden: the same
+  uint64_t stop_after = 0;         // hidden: ends after this step of a longer run; 0: does not
 
   std::string out;
   std::string progress = "auto";

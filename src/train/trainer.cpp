@@ -159,7 +159,8 @@ void Trainer::run() {
   exchange::StepReport report{};
   for (const Batch& batch : batches_) {
     report = train_step(batch);
-    const bool is_last_step = batch.step() + 1 == batches_.step_count();
+    const bool is_last_step =
+        report.step == batches_.step_count() || report.step == options_.stop_after;
     const auto takes = [&](uint64_t every) { return every != 0 && report.step % every == 0; };
     if (takes(options_.evaluate_every) && data_.validation) {
       report.validation_loss = validation_loss();
@@ -179,7 +180,7 @@ void Trainer::run() {
                       ": training cannot go on from there. Try a lower --lr, --warmup, or "
                       "--clip-norm 1");
     }
-    if (is_last_step) finish(report);
+    if (is_last_step) return finish(report);
   }
 }
 

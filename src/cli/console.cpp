@@ -1,0 +1,68 @@
+#include "src/cli/console.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+
+#include <fmt/format.h>
+
+namespace lockstep::cli {
+namespace {
+
+report::ProgressOptions progress_options(report::ProgressMode mode) {
+  const char* term = std::getenv("TERM");
+  report::ProgressOptions options;
+  options.mode = report::resolve_progress_mode(mode, ::isatty(STDOUT_FILENO) == 1,
+                                               term == nullptr ? "" : term);
+  options.width = terminal_width();
+  return options;
+}
+
+double now_seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+bool write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = ::write(fd, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return false;
+    text.remove_prefix(static_cast<size_t>(written));
+  }
+  return true;
+}
+
+void write_output(std::string_view text) {
+  if (!write_all(STDOUT_FILENO, text)) throw OutputClosed();
+}
+
+}  // namespace
+
+uint32_t terminal_width() {
+  winsize size{};
+  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return 80;
+  return size.ws_col;
+}
+
+Console::Console(report::ProgressMode mode) : progress_(progress_options(mode)) {}
+
+void Console::print(std::string_view line) {
+  write_output(fmt::format("{}{}\n", progress_.make_room(), line));
+}
+
+void Console::warn(std::string_view line) {
+  const std::string room = progress_.make_room();
+  if (!room.empty()) write_output(room);
+  // Where stderr is gone, there is nowhere left to say so.
+  static_cast<void>(write_all(STDERR_FILENO, fmt::format("{}\n", line)));
+}
+
+void Console::show(const report::ProgressState& state) {
+  progress_.set_width(terminal_width());
+  if (const auto text = progress_.line(state, now_seconds())) write_output(*text);
+}
+
+}  // namespace lockstep::cli

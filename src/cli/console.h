@@ -1,0 +1,29 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "src/report/progress.h"
+
+namespace lockstep::cli {
+
+/// Nobody reads our standard output any more.
+struct OutputClosed {};
+
+/// The two streams and the progress on them. One bar at most is on the screen, at its bottom.
+class Console {
+ public:
+  explicit Console(report::ProgressMode mode = report::ProgressMode::kNone);
+
+  void print(std::string_view line);  // to stdout. Throws OutputClosed
+  void warn(std::string_view line);   // to stderr, as it is
+  void show(const report::ProgressState& state);  // when it is due. Throws OutputClosed
+
+ private:
+  report::Progress progress_;
+};
+
+/// The standard output's width in columns; 80 where it is no terminal.
+uint32_t terminal_width();
+
+}  // namespace lockstep::cli

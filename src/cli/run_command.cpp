@@ -1,0 +1,130 @@
+
+#include <charconv>
+#include <chrono>
+#include <cstdlib>
+
+#include <fmt/format.h>
+
+#include "lockstep/error.h"
+#include "src/base/quote_path.h"
+#include "src/base/system.h"
+#include "src/cli/command.h"
+#include "src/cli/console.h"
+#include "src/launch/launcher.h"
+
+namespace lockstep::cli {
+namespace {
+
+constexpr const char* kHelp =
+    "usage: lockstep run -n N [options] -- PROGRAM [ARGS ...]\n\n"
+    "Starts N replicas of a program that uses the library, puts \"[rank R] \" before what they print,\n"
+    "and ends when the last has ended: with 0 if all went well, else with the first failure's status.\n\n"
+    "  -n, --replicas N     how many; default: one per physical core that may be used\n"
+    "  --threads T          of each replica, default 1; part of what the bits depend on\n"
+    "  --timeout SECONDS    of a wait for another replica, default 300; 0: never\n"
+    "  --no-prefix          print the replicas' lines as they are\n"
+    "  --kill RANK@STEP     a drill: that replica is killed in that step; repeatable";
+
+struct RunOptions {
+  uint32_t replicas = 0;  // 0: not given
+  uint32_t threads = 1;
+  uint64_t timeout_seconds = 300;
+  bool prefix_lines = true;
+  std::vector<std::string> kills;
+  std::vector<std::string> command;
+};
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorCode::kUsage, message + " `lockstep run --help` says more.");
+}
+
+uint64_t whole_number(const std::string& name, const std::string& text, uint64_t low,
+                      uint64_t high) {
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
+    refuse(fmt::format("{} {}: expected a whole number from {} to {}.", name,
+                       base::quote_path(text), low, high));
+  }
+  return value;
+}
+
+// The words before "--", or before the first that is no option, are ours; the rest is the program's.
+RunOptions parse(const std::vector<std::string>& arguments) {
+  RunOptions options;
+  size_t i = 0;
+  const auto value_of = [&](const std::string& name) -> const std::string& {
+    if (i + 1 >= arguments.size()) refuse(name + " needs a value, and none follows.");
+    return arguments[++i];
+  };
+  for (; i < arguments.size(); ++i) {
+    const std::string& word = arguments[i];
+    if (word == "--") {
+      ++i;
+      break;
+    }
+    if (!word.starts_with('-')) break;
+    if (word == "-n" || word == "--replicas") {
+      options.replicas = static_cast<uint32_t>(
+          whole_number(word, value_of(word), 1, exchange::kMaxReplicas));
+    } else if (word == "--threads") {
+      options.threads = static_cast<uint32_t>(whole_number(word, value_of(word), 1, 1024));
+    } else if (word == "--timeout") {
+      options.timeout_seconds = whole_number(word, value_of(word), 0, 366 * 24 * 3600);
+    } else if (word == "--no-prefix") {
+      options.prefix_lines = false;
+    } else if (word == "--kill") {
+      options.kills.push_back(value_of(word));
+    } else {
+      refuse(fmt::format("lockstep run has no option {}; the program stands after \"--\".",
+                         base::quote_path(word)));
+    }
+  }
+  options.command.assign(arguments.begin() + static_cast<std::ptrdiff_t>(i), arguments.end());
+  if (options.command.empty()) refuse("which program? Expected: lockstep run -n N -- PROGRAM ARGS.");
+  return options;
+}
+
+bool asks_for_help(const std::vector<std::string>& arguments) {
+  for (const std::string& word : arguments) {
+    if (word == "--") return false;
+    if (word == "--help" || word == "-h") return true;
+  }
+  return arguments.empty();
+}
+
+}  // namespace
+
+int run_command(const std::vector<std::string>& arguments) {
+  Console console;
+  if (asks_for_help(arguments)) {
+    console.print(kHelp);
+    return arguments.empty() ? kWrongUsage : kSuccess;
+  }
+  RunOptions options = parse(arguments);
+  const base::CpuBudget cpu = base::cpu_budget();
+  if (options.replicas == 0) options.replicas = cpu.usable_cores;
+  const uint64_t threads = uint64_t{options.replicas} * options.threads;
+  if (threads > cpu.usable_cores) {
+    console.warn(fmt::format("lockstep: warning: {} x {} = {} threads on {} cores ({}): they take "
+                             "turns, which costs time and no bits.",
+                             options.replicas, options.threads, threads, cpu.usable_cores,
+                             cpu.reason));
+  }
+  if (!options.kills.empty()) {
+    ::setenv("LOCKSTEP_KILL", fmt::format("{}", fmt::join(options.kills, ",")).c_str(), 1);
+  }
+  launch::LaunchOptions launch;
+  launch.command = options.command;
+  launch.replica_count = options.replicas;
+  launch.thread_count = options.threads;
+  launch.core_count = cpu.usable_cores;
+  launch.timeout = std::chrono::seconds(options.timeout_seconds);
+  launch.prefix_lines = options.prefix_lines;
+  const launch::LaunchResult result = launch::run_group(launch);
+  const std::string report = launch::failure_report(result);
+  if (!report.empty()) console.warn("lockstep: " + report);
+  return result.exit_status;
+}
+
+}  // namespace lockstep::cli

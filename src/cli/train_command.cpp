@@ -1,0 +1,159 @@
+#include <fmt/format.h>
+
+#include "src/base/file.h"
+#include "src/base/system.h"
+#include "src/cli/command.h"
+#include "src/cli/console.h"
+#include "src/cli/training_run.h"
+#include "src/report/product_line.h"
+#include "src/report/progress.h"
+#include "src/train/train_command_line.h"
+
+namespace lockstep::cli {
+namespace {
+
+using train::TrainOptions;
+
+report::LearningRateScale scale_of(train::LearningRateScaling scaling) {
+  switch (scaling) {
+    case train::LearningRateScaling::kLinear:
+      return report::LearningRateScale::kLinear;
+    case train::LearningRateScaling::kSqrt:
+      return report::LearningRateScale::kSqrt;
+    case train::LearningRateScaling::kNone:
+      break;
+  }
+  return report::LearningRateScale::kNone;
+}
+
+report::Product product_of(const train::PreparedTraining& training) {
+  const TrainOptions& options = training.options;
+  report::Product product;
+  product.global_batch = options.global_batch;
+  product.microbatch = options.microbatch;
+  product.replicas = options.replicas;
+  product.per_replica = options.per_replica;
+  product.accumulation = options.accumulate;
+  product.updates_per_epoch = training.steps_per_epoch;
+  product.learning_rate = options.learning_rate;
+  product.scale = scale_of(options.learning_rate_scaling);
+  product.base_learning_rate = options.base_learning_rate;
+  product.base_batch = options.base_batch;
+  return product;
+}
+
+std::string model_line(const TrainOptions& options) {
+  const train::GptSizes& gpt = options.gpt;
+  return fmt::format(
+      "model        gpt, {} parameters: {} layers, {} heads, width {}, context {}, vocabulary {}{}; "
+      "{}, {}",
+      report::format_rate(static_cast<double>(train::gpt_parameter_count(gpt))), gpt.layers,
+      gpt.heads, gpt.width, gpt.context, gpt.vocabulary,
+      gpt.dropout > 0 ? fmt::format(", dropout {}", gpt.dropout) : "",
+      train::word_of(options.precision), train::word_of(options.optimizer));
+}
+
+void print_head(const train::PreparedTraining& training, Console& console) {
+  const TrainOptions& options = training.options;
+  console.print(report::product_line(product_of(training)));
+  console.print(model_line(options));
+  console.print("data         " + training.data_summary);
+  console.print(fmt::format("replicas     {} ({}), threads {}, about {} each", options.replicas,
+                            options.replica_reason, options.threads,
+                            base::format_bytes(training.memory.per_replica())));
+  console.print(fmt::format("steps        {}{}; seed {}{}", training.step_count,
+                            training.length_note.empty() ? "" : " (" + training.length_note + ")",
+                            options.seed, options.seed_was_chosen ? " (chosen now)" : ""));
+  console.print("results      " + options.out);
+  if (!options.averaging) {
+    console.print("averaging    off: every replica applies its own mean, and the copies separate. The "
+                  "figures are rank 0's.");
+  }
+  for (const std::string& warning : training.warnings) {
+    console.warn(fmt::format("warning: {}.", warning));
+  }
+}
+
+void print_sample(const std::string& out, Console& console) {
+  console.print("sample       " + out + "/sample.txt:");
+  const std::string text = base::read_file(out + "/sample.txt", 16 << 20);
+  std::string line = "  | ";
+  for (const char c : text) {
+    if (c == '\n') {
+      console.print(line);
+      line = "  | ";
+    } else {
+      const bool is_control = static_cast<unsigned char>(c) < 32 || c == 127;
+      line += is_control && c != '\t' ? '?' : c;  // no escape sequences from the data
+    }
+  }
+  console.print(line);
+}
+
+void print_deaths(const TrainingOutcome& outcome, Console& console) {
+  for (const launch::Death& death : outcome.launch.deaths) {
+    console.print(fmt::format("death        rank {} {}; the others went on in the same step", death.rank,
+                              death.description));
+  }
+}
+
+void print_success(const train::PreparedTraining& training, const TrainingOutcome& outcome,
+                   Console& console) {
+  const TrainOptions& options = training.options;
+  const report::StepMetrics& last = outcome.last;
+  std::string loss = fmt::format("loss {:.4f}", last.loss);
+  if (last.validation_loss) loss += fmt::format(", on held-out data {:.4f}", *last.validation_loss);
+  console.print(fmt::format("done         {} {} in {}: {}; {} tokens/s", outcome.step_count,
+                            outcome.step_count == 1 ? "step" : "steps",
+                            base::format_duration(outcome.launch.seconds), loss,
+                            report::format_rate(outcome.tokens_per_second)));
+  print_deaths(outcome, console);
+  if (!options.averaging) {
+    console.print(fmt::format("drift        {:.3g}: the largest difference of a parameter between two "
+                              "copies",
+                              last.drift));
+  }
+  console.print(fmt::format("results      {} (metrics.jsonl, timings.jsonl, result.json)", options.out));
+  if (options.sample != 0) print_sample(options.out, console);
+  console.print(fmt::format("state hash   {}{}", last.state_hash.value_or("none"),
+                            options.averaging ? "" : " (of rank 0's copy)"));
+  if (!options.averaging) return;
+  console.print(fmt::format("prove it     {} verify {} --steps 1..{}", program_name(), options.out,
+                            std::min<uint64_t>(10, outcome.step_count)));
+}
+
+void print_failure(const TrainOptions& options, const TrainingOutcome& outcome, Console& console) {
+  if (outcome.step_count > 0) {
+    console.warn(fmt::format("lockstep: {} {} written to {}", outcome.step_count,
+                             outcome.step_count == 1 ? "step is" : "steps are", options.out));
+  }
+  std::string report = outcome.problem;
+  if (report.empty()) report = launch::failure_report(outcome.launch);
+  console.warn("lockstep: " + report);
+}
+
+}  // namespace
+
+int train_command(const std::vector<std::string>& arguments) {
+  if (train::asks_for_help(arguments)) {
+    Console().print(train::train_help());
+    return kSuccess;
+  }
+  train::TrainRequest request = train::parse_train_arguments(arguments);
+  static_cast<void>(worker_path());  // throws where it is missing
+  train::PreparedTraining training = train::prepare_training(request);
+  training.options.out = train::prepare_out_folder(training.options.out, training.options.model);
+  const TrainOptions& options = training.options;
+  Console console(*report::parse_progress_mode(options.progress));
+  print_head(training, console);
+  const TrainingOutcome outcome = run_training(training, console);
+  const int status = outcome.exit_status();
+  if (status == kSuccess) {
+    print_success(training, outcome, console);
+  } else {
+    print_failure(options, outcome, console);
+  }
+  return status;
+}
+
+}  // namespace lockstep::cli

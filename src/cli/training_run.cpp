@@ -1,0 +1,158 @@
+#include "src/cli/training_run.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+
+#include <fmt/format.h>
+
+#include "lockstep/error.h"
+#include "src/base/file.h"
+#include "src/cli/command.h"
+#include "src/cli/result_file.h"
+#include "src/train/train_command_line.h"
+
+namespace lockstep::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kMostRemembered = 1000;
+
+std::string own_path() {
+  std::error_code error;
+  const fs::path path = fs::read_symlink("/proc/self/exe", error);
+  if (error) {
+    throw Error(ErrorCode::kEnvironment,
+                fmt::format("cannot read /proc/self/exe, which says where lockstep_worker is: {}",
+                            error.message()));
+  }
+  return path.string();
+}
+
+// The replicas inherit it. Their drills are an option for us and a variable for them, because
+// programs under `lockstep run` have no such option.
+void export_drills(const std::vector<std::string>& kills) {
+  if (kills.empty()) {
+    ::unsetenv("LOCKSTEP_KILL");
+    return;
+  }
+  ::setenv("LOCKSTEP_KILL", fmt::format("{}", fmt::join(kills, ",")).c_str(), 1);
+}
+
+// What the replicas print. All of them run the same code: what several say is shown once.
+class ReplicaLines {
+ public:
+  explicit ReplicaLines(Console& console) : console_(console) {}
+
+  bool take(const launch::OutputLine& line) {
+    if (seen_.size() < kMostRemembered && !seen_.emplace(line.text).second) return true;
+    console_.warn(fmt::format("[rank {}] {}", line.rank, line.text));
+    return true;
+  }
+
+ private:
+  Console& console_;
+  std::set<std::string, std::less<>> seen_;
+};
+
+launch::LaunchOptions launch_options(const train::PreparedTraining& training) {
+  const train::TrainOptions& options = training.options;
+  launch::LaunchOptions launch;
+  launch.command = {worker_path(), "train"};
+  const auto arguments = train::train_arguments(options, train::ArgumentChoice::kAll);
+  launch.command.insert(launch.command.end(), arguments.begin(), arguments.end());
+  launch.replica_count = options.replicas;
+  launch.thread_count = options.threads;
+  launch.core_count = training.cpu.usable_cores;
+  launch.timeout = std::chrono::seconds(options.timeout_seconds);
+  return launch;
+}
+
+report::ProgressState progress_state(const StepLog& log, const report::StepTimings& timings,
+                                     uint64_t last_step) {
+  report::ProgressState state;
+  state.step = timings.step;
+  state.total_steps = last_step;
+  state.loss = log.last().loss;
+  state.gradient_norm = log.last().gradient_norm;
+  state.learning_rate = log.last().learning_rate;
+  state.samples_per_second = timings.samples_per_second;
+  state.tokens_per_second = timings.tokens_per_second;
+  return state;
+}
+
+}  // namespace
+
+std::string worker_path() {
+  const char* other = std::getenv("LOCKSTEP_WORKER");
+  const std::string path = other != nullptr
+                               ? std::string(other)
+                               : (fs::path(own_path()).parent_path() / "lockstep_worker").string();
+  if (::access(path.c_str(), X_OK) != 0) {
+    throw Error(ErrorCode::kEnvironment,
+                fmt::format("{} is missing or cannot be executed; the replicas are started from it. "
+                            "It belongs beside lockstep; a build without LibTorch has none.",
+                            base::quote_path(path)));
+  }
+  return path;
+}
+
+std::string program_name() {
+  const fs::path path = own_path();
+  std::error_code error;
+  const fs::path relative = fs::relative(path, fs::current_path(error), error);
+  if (error || relative.empty() || relative.string().starts_with("..")) return path.string();
+  return relative.has_parent_path() ? relative.string() : "./" + relative.string();
+}
+
+int TrainingOutcome::exit_status() const {
+  if (launch.exit_status != 0) return launch.exit_status;
+  return problem.empty() && is_complete ? kSuccess : kFailure;
+}
+
+TrainingOutcome run_training(const train::PreparedTraining& training, Console& console) {
+  const train::TrainOptions& options = training.options;
+  const uint64_t last_step =
+      options.stop_after == 0 ? training.step_count : std::min(options.stop_after, training.step_count);
+  launch::LaunchOptions launch = launch_options(training);
+  StepLog log({.folder = options.out,
+               .last_step = last_step,
+               .tokens_per_sample = options.gpt.context,
+               .averaging = options.averaging});
+  ReplicaLines lines(console);
+  launch.on_line = [&](const launch::OutputLine& line) { return lines.take(line); };
+  launch.on_notice = [&](std::string_view sentence) {
+    console.warn(fmt::format("lockstep: {}", sentence));
+  };
+  launch.on_tick = [&](exchange::ControlBlock& control) {
+    for (const report::StepTimings& timings : log.collect(control)) {
+      console.show(progress_state(log, timings, last_step));
+    }
+  };
+  export_drills(options.kills);
+
+  TrainingOutcome outcome;
+  try {
+    outcome.launch = launch::run_group(launch);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kDiverged) throw;
+    outcome.problem = error.what();
+  }
+  outcome.step_count = log.step_count();
+  outcome.is_complete = log.is_complete();
+  if (log.step_count() > 0) outcome.last = log.last();
+  outcome.samples_per_second = log.samples_per_second();
+  outcome.tokens_per_second = log.tokens_per_second();
+  if (outcome.launch.exit_status == 0 && outcome.problem.empty() && !outcome.is_complete) {
+    outcome.problem = fmt::format("the replicas ended with status 0 after {} of {} steps",
+                                  outcome.step_count, last_step);
+  }
+  write_result(training, outcome);
+  return outcome;
+}
+
+}  // namespace lockstep::cli
