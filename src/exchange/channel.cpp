@@ -57,7 +57,10 @@ std::optional<ReceivedMessage> receive_message(int socket, int timeout_ms, bool*
     std::memcpy(&descriptor, CMSG_DATA(rights), sizeof descriptor);
     received.descriptor = Descriptor(descriptor);
   }
-  if (size != static_cast<ssize_t>(sizeof received.message)) return std::nullopt;
+  // Longer ones are cut to our size by recvmsg, and say so.
+  const bool is_whole =
+      size == static_cast<ssize_t>(sizeof received.message) && (header.msg_flags & MSG_TRUNC) == 0;
+  if (!is_whole) return std::nullopt;
   return received;
 }
 

@@ -35,7 +35,8 @@ struct ReceivedMessage {
 bool send_message(int socket, const Message& message, int descriptor = -1);
 
 /// Receives one message, waiting for at most `timeout_ms` (0: only what is there). Empty: nothing
-/// came, or the other side is gone (then *closed is set, where given).
+/// came, or something that is no Message (it is dropped), or the other side is gone (then *closed
+/// is set, where given).
 std::optional<ReceivedMessage> receive_message(int socket, int timeout_ms, bool* closed = nullptr);
 
 }  // namespace lockstep::exchange

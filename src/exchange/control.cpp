@@ -16,9 +16,9 @@ bool is_work_fault(int wait_status) {
     case SIGILL:
     case SIGSEGV:
     case SIGSYS:
+    case SIGTRAP:  // __builtin_trap() where it is not SIGILL
       return true;
-    default:
-      return false;
+    default: return false;
   }
 }
 

@@ -31,13 +31,14 @@ enum class ProcessState : uint32_t {
 // One process ever started. The launcher writes `state` (but for kRegistered), `rank`,
 // `wait_status`; the process itself writes the rest.
 struct ProcessEntry {
-  std::atomic<uint32_t> state;      // ProcessState
-  std::atomic<uint32_t> rank;       // 0 .. replica_count-1
-  std::atomic<int32_t> pid;         // the registered one; a grandchild where a wrapper was started
-  std::atomic<int32_t> wait_status; // as waitpid gives it; valid when kEnded
-  std::atomic<uint64_t> step;       // where it is, for the report after its death
-  std::atomic<uint32_t> microbatch; // UINT32_MAX: in none
-  std::atomic<uint32_t> kill_reason_rank;  // 1 + rank of who asked the launcher to kill it; 0: nobody
+  std::atomic<uint32_t> state;       // ProcessState
+  std::atomic<uint32_t> rank;        // 0 .. replica_count-1
+  std::atomic<int32_t> pid;          // the registered one; a grandchild where a wrapper was started
+  std::atomic<int32_t> wait_status;  // as waitpid gives it; valid when kEnded
+  std::atomic<uint64_t> step;        // where it is, for the report after its death
+  std::atomic<uint32_t> microbatch;  // UINT32_MAX: in none
+  std::atomic<uint32_t>
+      kill_reason_rank;  // 1 + rank of who asked the launcher to kill it; 0: nobody
 };
 
 // How a death counts (ledger.md, "Recovery"): a fault is one that the work itself can cause.
@@ -49,7 +50,7 @@ struct StepReport {
   uint64_t step;   // counted from 1 in what users read: the first update is step 1
   uint64_t epoch;  // counted from 0
   double loss, gradient_norm, learning_rate, drift;
-  double count;    // denominator of the mean
+  double count;  // denominator of the mean
   uint64_t samples;
   base::Hash128 parameter_hash;
   base::Hash128 state_hash;  // where has_state_hash
@@ -59,8 +60,8 @@ struct StepReport {
   double seconds, compute, wait, reduce, apply, hash;
   uint32_t microbatches, stolen;
   uint64_t bytes_reduced;
-  uint32_t member_count;     // replicas that took part in the commit
-  uint32_t is_last;          // nothing follows: the replica is done
+  uint32_t member_count;  // replicas that took part in the commit
+  uint32_t is_last;       // nothing follows: the replica is done
 };
 static_assert(std::is_trivially_copyable_v<StepReport>);
 
@@ -82,10 +83,10 @@ struct ControlBlock {
   uint32_t core_count;    // that the group may use; waits spin only where replicas fit
   uint64_t timeout_ms;    // of every wait for another replica; 0: never
   EventWords event;
-  std::atomic<uint32_t> seat[kMaxReplicas];    // [rank] incarnation that holds the rank now
-  std::atomic<uint32_t> reporting;             // 1: the launcher reads the rings
-  ProcessEntry processes[kMaxProcesses + 1];   // [incarnation]
-  ReportRing rings[kMaxReplicas];              // [rank]
+  std::atomic<uint32_t> seat[kMaxReplicas];   // [rank] incarnation that holds the rank now
+  std::atomic<uint32_t> reporting;            // 1: the launcher reads the rings
+  ProcessEntry processes[kMaxProcesses + 1];  // [incarnation]
+  ReportRing rings[kMaxReplicas];             // [rank]
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 

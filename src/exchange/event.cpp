@@ -5,8 +5,9 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <climits>
 #include <ctime>
+
+#include <climits>
 
 namespace lockstep::exchange {
 namespace {

@@ -19,7 +19,8 @@ struct EventWords {
 /// std::atomic::wait is of no use here: it waits within one process only.
 class Event {
  public:
-  /// `spin_ns`: how long wait() watches the word before it sleeps; 0 where replicas outnumber cores.
+  /// `spin_ns`: how long wait() watches the word before it sleeps; 0 where replicas outnumber
+  /// cores.
   Event(EventWords* words, uint32_t rank, uint64_t spin_ns);
 
   uint32_t value() const { return words_->value.load(std::memory_order_acquire); }

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <linux/memfd.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -23,6 +24,16 @@ namespace {
   throw Error(ErrorCode::kEnvironment, what + ": " + std::strerror(error));
 }
 
+// Before it is too late: beyond this limit the kernel does not only refuse, it sends SIGXFSZ.
+void check_file_size_limit(const std::string& name, uint64_t size_bytes) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || size_bytes <= limit.rlim_cur) return;
+  throw Error(ErrorCode::kEnvironment,
+              "cannot size shared memory '" + name + "' to " + std::to_string(size_bytes) +
+                  " bytes: the limit on file sizes is " + std::to_string(limit.rlim_cur) +
+                  " bytes (raise it with `ulimit -f`)");
+}
+
 }  // namespace
 
 void Descriptor::reset() {
@@ -31,11 +42,11 @@ void Descriptor::reset() {
 }
 
 Descriptor make_shared_memory(const std::string& name, uint64_t size_bytes) {
+  check_file_size_limit(name, size_bytes);
   Descriptor memory(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!memory) fail("cannot create shared memory '" + name + "' (memfd_create)", errno);
   if (::ftruncate(memory.get(), static_cast<off_t>(size_bytes)) != 0) {
-    fail("cannot size shared memory '" + name + "' to " + std::to_string(size_bytes) +
-             " bytes (a limit on file sizes? see `ulimit -f`)",
+    fail("cannot size shared memory '" + name + "' to " + std::to_string(size_bytes) + " bytes",
          errno);
   }
   if (::fcntl(memory.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
@@ -68,7 +79,8 @@ Mapping::~Mapping() {
 }
 
 Mapping::Mapping(Mapping&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_bytes_(std::exchange(other.size_bytes_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      size_bytes_(std::exchange(other.size_bytes_, 0)) {}
 
 Mapping& Mapping::operator=(Mapping&& other) noexcept {
   std::swap(data_, other.data_);

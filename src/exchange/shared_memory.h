@@ -38,7 +38,8 @@ Descriptor make_shared_memory(const std::string& name, uint64_t size_bytes);
 
 uint64_t size_of_shared_memory(const Descriptor& memory);
 
-/// A mapping of [offset, offset + size) of a shared memory; the offset is a multiple of the page size.
+/// A mapping of [offset, offset + size) of a shared memory; the offset is a multiple of the page
+/// size.
 class Mapping {
  public:
   enum class Kind {
