@@ -91,6 +91,7 @@ class Simulation {
   void blame(const Fiber& fiber);
   void maybe_die(Fiber& fiber, Point point);
   void step(Fiber& fiber, bool is_write);
+  void check_write(const void* word, uint64_t before, uint64_t after) const;
   void check_start(Fiber& fiber, const Ledger& ledger);
   void note_live(Fiber& fiber);
   uint64_t random(uint64_t bound) { return random_() % bound; }
@@ -237,6 +238,20 @@ void Simulation::check_start(Fiber& fiber, const Ledger& ledger) {
   const bool is_calm = outcome_.deaths + joins_ == 0 && scenario_.absent_rank == UINT32_MAX &&
                        !scenario_.shuffles && scenario_.break_one_in == 0;
   if (is_calm && fiber.work.slot % kSlotsPerSeat >= room) throw Broken("a slot beyond the budget");
+}
+
+// One that is late in a round that the others have left writes nothing over theirs.
+void Simulation::check_write(const void* word, uint64_t before, uint64_t after) const {
+  if ((before >> 32) <= (after >> 32)) return;
+  const auto offset = static_cast<uint64_t>(static_cast<const std::byte*>(word) - arena_.ledger);
+  const Layout& layout = arena_.layout;
+  const bool is_of_records = offset >= layout.records && offset < layout.buckets;
+  const bool is_of_touched = offset >= layout.touched;
+  const uint64_t in_seat = (offset - layout.seats) % sizeof(Seat);
+  const bool is_of_seat = offset >= layout.seats && offset < layout.claims;
+  const bool may_fall =
+      is_of_records || is_of_touched || (is_of_seat && in_seat >= offsetof(Seat, applied_hash_low));
+  if (!may_fall) throw Broken("a word of an older round replaces one of a newer round");
 }
 
 void Simulation::note_live(Fiber& fiber) {
@@ -386,6 +401,9 @@ void Simulation::switch_to(Fiber& fiber) {
   fiber.state = State::kReady;
   running = &fiber;
   before_access = [](bool is_write) { running->simulation.step(*running, is_write); };
+  after_write = [](const void* word, uint64_t before, uint64_t after) {
+    running->simulation.check_write(word, before, after);
+  };
 #if defined(__SANITIZE_ADDRESS__)
   void* fake_stack = nullptr;
   __sanitizer_start_switch_fiber(&fake_stack, fiber.context.uc_stack.ss_sp, kStackBytes);
@@ -395,6 +413,7 @@ void Simulation::switch_to(Fiber& fiber) {
   swapcontext(&scheduler_, &fiber.context);
 #endif
   before_access = nullptr;
+  after_write = nullptr;
 }
 
 // The launcher sees a death and wakes everyone.
