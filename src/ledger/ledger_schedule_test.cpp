@@ -106,21 +106,46 @@ TEST(Schedules, ASeedReplaysExactly) {
   }
 }
 
-TEST(Schedules, SeedsReachWhatTheyAreFor) {
-  uint32_t deaths = 0, joiners = 0, extinct = 0, poisonous = 0, unclaimed = 0;
-  for (uint64_t seed = 0; seed < 1000; ++seed) {
+// Points that a replica of this role comes to in every run that is long enough.
+bool comes_to(Role role, Point point) {
+  switch (point) {
+    case Point::kJoinAsked:
+    case Point::kJoinerLoaded: return role == Role::kNewcomer;
+    case Point::kDonorCopying: return role == Role::kLowestMember;
+    case Point::kApplying:
+    case Point::kApplied: return true;
+    default: return role != Role::kNewcomer;
+  }
+}
+
+TEST(Schedules, SeedsReachWhatTheyAreForAndKillAtEveryPointInEveryRole) {
+  uint32_t joiners = 0, extinct = 0, poisonous = 0, unclaimed = 0;
+  uint32_t deaths_at[kRoleCount][kPointCount] = {}, deaths_between_points[kRoleCount] = {};
+  for (uint64_t seed = 0; seed < 1500; ++seed) {
     const Outcome outcome = simulate(scenario_of(seed));
-    deaths += outcome.deaths;
     joiners += outcome.loaded_joiners;
     extinct += outcome.is_extinct;
     poisonous += outcome.failure == FailureKind::kPoisonousMicrobatch;
     unclaimed += outcome.failure == FailureKind::kUnclaimed;
+    for (int role = 0; role < kRoleCount; ++role) {
+      deaths_between_points[role] += outcome.deaths_between_points[role];
+      for (int point = 0; point < kPointCount; ++point) {
+        deaths_at[role][point] += outcome.deaths_at[role][point];
+      }
+    }
   }
-  EXPECT_GT(deaths, 1000u);
   EXPECT_GT(joiners, 300u);
   EXPECT_GT(extinct, 10u);
   EXPECT_GT(poisonous, 5u);
   EXPECT_GT(unclaimed, 5u);
+  for (int role = 0; role < kRoleCount; ++role) {
+    EXPECT_GT(deaths_between_points[role], 10u) << "role " << role;
+    for (int point = 0; point < kPointCount; ++point) {
+      if (!comes_to(static_cast<Role>(role), static_cast<Point>(point))) continue;
+      EXPECT_GT(deaths_at[role][point], 0u)
+          << "role " << role << " at " << point_name(static_cast<Point>(point));
+    }
+  }
 }
 
 // -- Deaths at every point ------------------------------------------------------------------------

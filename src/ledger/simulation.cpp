@@ -7,6 +7,7 @@
 #include <exception>
 #include <map>
 #include <memory>
+#include <optional>
 #include <random>
 #include <set>
 
@@ -86,8 +87,8 @@ class Simulation {
   Outcome run();
 
   void yield(Fiber& fiber);
-  void die(Fiber& fiber, bool by_fault);
-  void die_by_chance(Fiber& fiber, uint32_t one_in);
+  void die(Fiber& fiber, bool by_fault, std::optional<Point> point);
+  void die_by_chance(Fiber& fiber, uint32_t one_in, std::optional<Point> point);
   void blame(const Fiber& fiber);
   void maybe_die(Fiber& fiber, Point point);
   void step(Fiber& fiber, bool is_write);
@@ -122,6 +123,8 @@ class Simulation {
   void switch_to(Fiber& fiber);
   bool nobody_carries_on() const;
   bool is_last_with_state(const Fiber& fiber) const;
+  bool is_full_member(const Fiber& fiber) const;
+  Role role_of(const Fiber& fiber) const;
   bool wakes_by_time();
   std::string describe() const;
   void check_end();
@@ -266,8 +269,30 @@ void Simulation::note_live(Fiber& fiber) {
 
 // -- Deaths ---------------------------------------------------------------------------------------
 
-void Simulation::die(Fiber& fiber, bool by_fault) {
+bool Simulation::is_full_member(const Fiber& fiber) const {
+  if (!fiber.is_alive() || !fiber.is_loaded) return false;
+  const auto* seats = reinterpret_cast<const Seat*>(arena_.ledger + arena_.layout.seats);
+  const Word join = Word::unpack(seats[fiber.rank].join.peek());
+  return !fiber.is_joiner ||
+         (join.incarnation == fiber.incarnation && join.phase == kAdmittedPhase);
+}
+
+Role Simulation::role_of(const Fiber& fiber) const {
+  if (!is_full_member(fiber)) return Role::kNewcomer;
+  const bool is_lowest = std::none_of(fibers_.begin(), fibers_.end(), [&](const auto& other) {
+    return other->rank < fiber.rank && is_full_member(*other);
+  });
+  return is_lowest ? Role::kLowestMember : Role::kOtherMember;
+}
+
+void Simulation::die(Fiber& fiber, bool by_fault, std::optional<Point> point) {
   ++outcome_.deaths;
+  const int role = static_cast<int>(role_of(fiber));
+  if (point) {
+    ++outcome_.deaths_at[role][static_cast<int>(*point)];
+  } else {
+    ++outcome_.deaths_between_points[role];
+  }
   fiber.by_fault = by_fault;
   fiber.shows_at = turn_ + 1 + (scenario_.death_delay == 0 ? 0 : random(scenario_.death_delay));
   if (by_fault) blame(fiber);
@@ -277,9 +302,9 @@ void Simulation::die(Fiber& fiber, bool by_fault) {
 // Counts the death against the microbatch that the fiber has claimed and not finished, if any.
 void Simulation::blame(const Fiber& fiber) {
   const auto* claims =
-      reinterpret_cast<const std::atomic<uint64_t>*>(arena_.ledger + arena_.layout.claims);
+      reinterpret_cast<const Shared<uint64_t>*>(arena_.ledger + arena_.layout.claims);
   for (uint32_t m = 0; m < scenario_.most_microbatches; ++m) {
-    const Word word = Word::unpack(claims[m].load());
+    const Word word = Word::unpack(claims[m].peek());
     if (word.incarnation != fiber.incarnation || word.phase != kClaimed) continue;
     if (!done_.contains({word.round, m})) ++faults_[{word.round, m}];
   }
@@ -291,28 +316,28 @@ void Simulation::maybe_die(Fiber& fiber, Point point) {
   if (fiber.rank == told.rank && point == told.point && visit == told.visit &&
       !outcome_.killed_as_told && !is_last_with_state(fiber)) {
     outcome_.killed_as_told = true;
-    die(fiber, false);
+    die(fiber, false, point);
   }
   if (point == Point::kLeafDone && fiber.round == 2 && fiber.is_working &&
       fiber.work.microbatch == scenario_.poisoned_microbatch &&
       outcome_.poison_deaths < scenario_.poison_deaths) {
     ++outcome_.poison_deaths;
-    die(fiber, scenario_.poison_is_fault);
+    die(fiber, scenario_.poison_is_fault, point);
   }
-  die_by_chance(fiber, scenario_.death_one_in);
+  die_by_chance(fiber, scenario_.death_one_in, point);
 }
 
-void Simulation::die_by_chance(Fiber& fiber, uint32_t one_in) {
+void Simulation::die_by_chance(Fiber& fiber, uint32_t one_in, std::optional<Point> point) {
   if (one_in == 0 || outcome_.deaths >= scenario_.most_deaths || random(one_in) != 0) return;
   if (scenario_.keeps_survivor && is_last_with_state(fiber)) return;
-  die(fiber, scenario_.fault_one_in != 0 && random(scenario_.fault_one_in) == 0);
+  die(fiber, scenario_.fault_one_in != 0 && random(scenario_.fault_one_in) == 0, point);
 }
 
 // Before an access of a shared word. What a death leaves behind depends on the writes before it
 // only, so these are where it comes.
 void Simulation::step(Fiber& fiber, bool is_write) {
   if (scenario_.step_one_in == 0) return;
-  if (is_write) die_by_chance(fiber, 3 * scenario_.death_one_in);
+  if (is_write) die_by_chance(fiber, 3 * scenario_.death_one_in, std::nullopt);
   if (random(is_write ? 3 : scenario_.step_one_in) == 0) yield(fiber);
 }
 

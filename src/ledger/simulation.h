@@ -12,6 +12,14 @@
 
 namespace lockstep::ledger::simulated {
 
+/// What a replica was when it died.
+enum class Role {
+  kLowestMember,  // of the full members that live: copies its state for joiners
+  kOtherMember,
+  kNewcomer,  // asks, loads or watches
+};
+inline constexpr int kRoleCount = 3;
+
 struct Outcome {
   std::string problem;                       // a claim that did not hold, a hang; empty: none
   FailureKind failure = FailureKind::kNone;  // what every survivor saw
@@ -21,6 +29,8 @@ struct Outcome {
   uint32_t deaths = 0;
   uint32_t loaded_joiners = 0;
   uint32_t poison_deaths = 0;
+  uint32_t deaths_at[kRoleCount][kPointCount] = {};
+  uint32_t deaths_between_points[kRoleCount] = {};
   bool killed_as_told = false;  // Scenario::kill took place
   uint64_t turns = 0;
 };

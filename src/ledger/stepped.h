@@ -23,6 +23,9 @@ class Stepped {
     return value_.load(order);
   }
 
+  /// For those who look on from outside: no step.
+  T peek() const { return value_.load(); }
+
   void store(T value, std::memory_order order = std::memory_order_seq_cst) {
     step(true);
     const T before = value_.load();
