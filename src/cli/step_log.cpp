@@ -30,7 +30,7 @@ StepLog::StepLog(const StepLogOptions& options)
       through_(exchange::kMaxReplicas, 0),
       ended_(exchange::kMaxReplicas, false) {}
 
-std::vector<report::StepTimings> StepLog::collect(exchange::ControlBlock& control) {
+std::vector<LoggedStep> StepLog::collect(exchange::ControlBlock& control) {
   // Who is dead is looked at first: what a replica sent before its death is then in its ring.
   std::vector<bool> alive;  // [rank]
   for (uint32_t rank = 0; rank < control.replica_count; ++rank) {
@@ -44,7 +44,7 @@ std::vector<report::StepTimings> StepLog::collect(exchange::ControlBlock& contro
       ended_[rank] = true;
     }
   }
-  std::vector<report::StepTimings> complete;
+  std::vector<LoggedStep> complete;
   while (!pending_.empty() && all_are_through(control, pending_.begin()->first)) {
     const auto& [step, pending] = *pending_.begin();
     complete.push_back(write(control, step, pending));
@@ -128,8 +128,8 @@ bool StepLog::all_are_through(const exchange::ControlBlock& control, uint64_t st
   return true;
 }
 
-report::StepTimings StepLog::write(const exchange::ControlBlock& control, uint64_t step,
-                                   const Pending& pending) {
+LoggedStep StepLog::write(const exchange::ControlBlock& control, uint64_t step,
+                          const Pending& pending) {
   const StepReport& report = pending.report;
   report::StepMetrics metrics;
   metrics.step = step;
@@ -161,9 +161,9 @@ report::StepTimings StepLog::write(const exchange::ControlBlock& control, uint64
   samples_ += samples;
   tokens_ += tokens;
   ++step_count_;
-  last_ = std::move(metrics);
+  last_ = metrics;
   is_complete_ = step == options_.last_step && pending.has_end;
-  return timings;
+  return {std::move(metrics), timings};
 }
 
 double StepLog::samples_per_second() const { return seconds_ > 0 ? samples_ / seconds_ : 0; }

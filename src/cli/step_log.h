@@ -19,6 +19,11 @@ struct StepLogOptions {
   bool averaging = true;           // off: the copies differ, and rank 0's figures are written
 };
 
+struct LoggedStep {
+  report::StepMetrics metrics;
+  report::StepTimings timings;
+};
+
 /// The reports of all replicas, put together: one line per step in each file, written when every
 /// living replica is through with the step. Replicas that disagree about a step end the run.
 class StepLog {
@@ -27,7 +32,7 @@ class StepLog {
 
   /// Takes what has arrived; returns the steps that are complete now. Throws Error(kDiverged) where
   /// two replicas report different figures, Error(kEnvironment) where a file cannot be written.
-  std::vector<report::StepTimings> collect(exchange::ControlBlock& control);
+  std::vector<LoggedStep> collect(exchange::ControlBlock& control);
 
   uint64_t step_count() const { return step_count_; }        // written so far
   const report::StepMetrics& last() const { return last_; }  // REQUIRES: step_count() > 0
@@ -48,8 +53,7 @@ class StepLog {
   void check_agreement(const Pending& pending, uint32_t rank,
                        const exchange::StepReport& report) const;
   bool all_are_through(const exchange::ControlBlock& control, uint64_t step) const;
-  report::StepTimings write(const exchange::ControlBlock& control, uint64_t step,
-                            const Pending& pending);
+  LoggedStep write(const exchange::ControlBlock& control, uint64_t step, const Pending& pending);
 
   StepLogOptions options_;
   base::AppendFile metrics_;

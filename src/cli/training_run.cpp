@@ -72,16 +72,15 @@ launch::LaunchOptions launch_options(const train::PreparedTraining& training) {
   return launch;
 }
 
-report::ProgressState progress_state(const StepLog& log, const report::StepTimings& timings,
-                                     uint64_t last_step) {
+report::ProgressState progress_state(const LoggedStep& logged, uint64_t last_step) {
   report::ProgressState state;
-  state.step = timings.step;
+  state.step = logged.metrics.step;
   state.total_steps = last_step;
-  state.loss = log.last().loss;
-  state.gradient_norm = log.last().gradient_norm;
-  state.learning_rate = log.last().learning_rate;
-  state.samples_per_second = timings.samples_per_second;
-  state.tokens_per_second = timings.tokens_per_second;
+  state.loss = logged.metrics.loss;
+  state.gradient_norm = logged.metrics.gradient_norm;
+  state.learning_rate = logged.metrics.learning_rate;
+  state.samples_per_second = logged.timings.samples_per_second;
+  state.tokens_per_second = logged.timings.tokens_per_second;
   return state;
 }
 
@@ -129,8 +128,8 @@ TrainingOutcome run_training(const train::PreparedTraining& training, Console& c
     console.warn(fmt::format("lockstep: {}", sentence));
   };
   launch.on_tick = [&](exchange::ControlBlock& control) {
-    for (const report::StepTimings& timings : log.collect(control)) {
-      console.show(progress_state(log, timings, last_step));
+    for (const LoggedStep& logged : log.collect(control)) {
+      console.show(progress_state(logged, last_step));
     }
   };
   export_drills(options.kills);

@@ -10,10 +10,13 @@ namespace {
 constexpr uint64_t kHeadBytes =
     exchange::round_to_pages(ledger::kMostReplicas * sizeof(std::atomic<uint32_t>));
 
+// The launcher keeps arenas 0 to 1023: a model's own has the model's number, this one comes after.
+constexpr uint32_t kFirstArena = 512;
+
 }  // namespace
 
 DriftMeter::DriftMeter(GroupState& group, const FlatModel& model, uint32_t model_index)
-    : group_(group), model_(model), arena_index_(0x8000 + model_index) {
+    : group_(group), model_(model), arena_index_(kFirstArena + model_index) {
   for (const auto& flat : model.flats()) copy_bytes_ += exchange::round_to_pages(flat.nbytes());
 }
 
@@ -51,8 +54,9 @@ DriftMeter::Drift DriftMeter::measure() {
   }
   calls_of(group_.rank()).store(calls_, std::memory_order_release);
   group_.changed();
-  group_.wait("the other copies of the parameters", [this] { return ranks_behind().empty(); },
-              [this] { return ranks_behind(); });
+  group_.wait(
+      "the other copies of the parameters", [this] { return ranks_behind().empty(); },
+      [this] { return ranks_behind(); });
   return compare(group_.living_ranks());
 }
 
