@@ -62,7 +62,8 @@ ordered_json memory_json(const train::MemoryNeed& memory) {
 
 std::map<std::string, std::string> flat_values(const ordered_json& object) {
   std::map<std::string, std::string> values;
-  for (const auto& [pointer, value] : object.flatten().items()) {
+  const ordered_json flat = object.flatten();
+  for (const auto& [pointer, value] : flat.items()) {
     std::string name = pointer.empty() ? pointer : pointer.substr(1);
     std::replace(name.begin(), name.end(), '/', '.');
     values[name] = value.is_string() ? value.get<std::string>() : value.dump();
