@@ -212,12 +212,13 @@ Turn Ledger::claim(uint32_t microbatch, Work& work) {
     end_by_poison(microbatch, word.incarnation);
     return failure() != nullptr ? Turn::kFailed : Turn::kWait;
   }
+  // Before the exchange, so that whoever sees its attempts sees the name. Right also if that fails.
+  if (died_of_it) {
+    record(microbatch).fault.store(Word{round_, word.incarnation, 0, 0}.pack(), kRelaxed);
+  }
   if (!exchange_word(claim_word(microbatch), seen,
                      Word{round_, incarnation_, kClaimed, attempts}.pack())) {
     return Turn::kWait;
-  }
-  if (died_of_it) {
-    record(microbatch).fault.store(Word{round_, word.incarnation, 0, 0}.pack(), kRelaxed);
   }
   host_.at(Point::kClaim);
   start(work);

@@ -206,6 +206,7 @@ Scenario poisoned(uint64_t seed) {
   scenario.seed = seed;
   scenario.rank_count = 4;
   scenario.poisoned_microbatch = 0;
+  scenario.step_one_in = seed % 2 == 0 ? 0 : 30;
   return scenario;
 }
 
@@ -287,6 +288,22 @@ TEST(Canaries, AMeanThatIsWrittenTooEarlyIsNoticed) {
 }
 TEST(Canaries, AStateThatIsLoadedTooEarlyIsNoticed) {
   EXPECT_GT(noticed(Canary::kLoadsTooEarly), 30u);
+}
+TEST(Canaries, AskingWhetherAllIsDoneBeforeWhetherAllHaveArrivedIsNoticed) {
+  uint32_t problems = 0;
+  for (uint64_t seed = 0; seed < 1500; ++seed) {
+    Scenario scenario;
+    scenario.seed = seed;
+    scenario.rank_count = 2;
+    scenario.most_microbatches = 4;
+    scenario.round_count = 10;
+    scenario.values_one_in = 0;
+    scenario.break_one_in = 8;
+    scenario.step_one_in = 60;
+    scenario.canary = Canary::kAsksDoneFirst;
+    problems += !simulate(scenario).problem.empty();
+  }
+  EXPECT_GT(problems, 0u);
 }
 TEST(Canaries, AChangeThatWakesNobodyIsNoticed) {
   EXPECT_GT(noticed(Canary::kForgetsToNotify), 30u);

@@ -1,7 +1,9 @@
 #include "src/ledger/ledger.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdlib>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -9,6 +11,8 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "src/ledger/simulated_replica.h"
 
 namespace lockstep::ledger {
 namespace {
@@ -38,9 +42,12 @@ class LedgerTest : public ::testing::Test {
   void found(uint32_t rank_count, uint32_t absent_rank = UINT32_MAX) {
     shape_ = {rank_count, 2, 1};
     const Layout layout(shape_);
-    block_.reset(std::aligned_alloc(64, layout.size_bytes));
-    memory_ = static_cast<std::byte*>(block_.get());
-    std::fill_n(memory_, layout.size_bytes, std::byte{0});
+    block_.reset(std::calloc(layout.size_bytes + 64, 1));  // pages cost nothing until touched
+    void* start = block_.get();
+    size_t room = layout.size_bytes + 64;
+    memory_ = static_cast<std::byte*>(std::align(64, layout.size_bytes, start, room));
+    ledgers_.clear();
+    host_.dead.clear();
     std::vector<uint16_t> members;
     for (uint32_t rank = 0; rank < rank_count; ++rank) {
       members.push_back(static_cast<uint16_t>(rank == absent_rank ? 0 : rank + 1));
@@ -437,6 +444,183 @@ TEST_F(LedgerTest, CopiesThatDifferEndTheRun) {
   EXPECT_EQ(by(1).claim_commit(), Turn::kFailed);
   ASSERT_NE(by(2).failure(), nullptr);
   EXPECT_EQ(by(2).failure()->kind.load(), static_cast<uint32_t>(FailureKind::kDiverged));
+}
+
+// -- Interruptions: others do something between any two accesses of one call
+// ------------------------
+
+class Interrupted : public LedgerTest {
+ protected:
+  ~Interrupted() override {
+    before_access = nullptr;
+    after_write = nullptr;
+  }
+
+  // Calls `act` with `others` run before the access number `moment`. Returns how many there were up
+  // to then, or all.
+  uint64_t interrupt(uint64_t moment, const std::function<void()>& others,
+                     const std::function<void()>& act) {
+    test = this;
+    moment_ = moment;
+    accesses_ = 0;
+    others_ = &others;
+    before_access = [](bool) {
+      if (test->accesses_++ != test->moment_) return;
+      before_access = nullptr;
+      (*test->others_)();
+    };
+    after_write = [](const void* word, uint64_t before, uint64_t after) {
+      const auto offset =
+          static_cast<uint64_t>(static_cast<const std::byte*>(word) - test->memory_);
+      EXPECT_FALSE(simulated::goes_back(Layout(test->shape_), offset, before, after))
+          << "interrupted at " << test->moment_;
+    };
+    act();
+    before_access = nullptr;
+    return accesses_;
+  }
+
+  // Replica 1 does what is left of round 1, as far as it can, and begins round 2.
+  void run_ahead(uint32_t count, RoundKind kind) {
+    do_all(1);
+    if (!by(1).all_done()) return;
+    commit_round(1);
+    by(1).set_applied({1, 0});
+    by(1).enter(count, kind);
+    for (int i = 0; i < 3; ++i) by(1).publish(claim(1));
+  }
+
+  void commit_round(uint16_t incarnation) {
+    uint32_t bucket = 0;
+    while (by(incarnation).next_bucket(bucket) == Turn::kYours) {
+      by(incarnation).bucket_reduced(bucket);
+    }
+    if (by(incarnation).claim_commit() == Turn::kYours) by(incarnation).commit();
+  }
+
+  // Replica 2, in round 1 and perhaps the only one there, goes on; then both do round 2.
+  void go_on(const Work& first, Turn turn, uint32_t count, RoundKind kind) {
+    if (turn == Turn::kYours) by(2).publish(first);
+    do_all(2);
+    if (by(1).round() == 1) {
+      do_all(1);
+      commit_round(1);
+      by(1).set_applied({1, 0});
+      by(1).enter(count, kind);
+    }
+    ASSERT_TRUE(by(2).is_committed());
+    by(2).set_applied({1, 0});
+    by(2).enter(count, kind);
+    do_all(2);
+    do_all(1);
+    ASSERT_TRUE(by(1).all_done());
+    ASSERT_TRUE(by(2).all_done());
+    commit_round(2);
+    ASSERT_TRUE(by(1).is_committed());
+  }
+
+  static inline Interrupted* test = nullptr;
+
+ private:
+  uint64_t moment_ = 0;
+  uint64_t accesses_ = 0;
+  const std::function<void()>* others_ = nullptr;
+};
+
+/// What replica 2 is about to do when it is interrupted.
+enum class Intent { kOwnRun, kSteal, kAdopt, kAdoptUnused, kOrphans, kShuffled, kValues };
+
+class FallsBehind : public Interrupted, public ::testing::WithParamInterface<Intent> {
+ protected:
+  static constexpr uint32_t kCount = 12;
+
+  // Ranks 0 and 1 live; rank 2 is dead, having done its run where nobody is to go on with it.
+  void prepare() {
+    constexpr int kRun = kCount / 3;
+    const Intent intent = GetParam();
+    kind_ = intent == Intent::kValues ? RoundKind::kValues : RoundKind::kGradient;
+    found(3);
+    enter(kCount, kind_);
+    if (intent == Intent::kAdopt) {
+      die_at(3, Point::kClaim);
+    } else if (intent == Intent::kAdoptUnused) {
+      by(1).shuffle_claims(5);  // which leaves the dead one's run as it is
+    } else {
+      for (int i = 0; i < kRun; ++i) by(3).publish(claim(3));
+    }
+    host_.dead.insert(3);
+    if (intent == Intent::kOwnRun) return;
+    for (int i = 0; i < kRun; ++i) by(2).publish(claim(2));
+    if (intent == Intent::kShuffled) by(2).shuffle_claims(5);
+    if (intent != Intent::kOrphans) return;
+    auto* seats = reinterpret_cast<Seat*>(memory_ + Layout(shape_).seats);
+    seats[0].run.store(ledger::Run{1, 0, 0}.pack());
+  }
+
+  RoundKind kind_ = RoundKind::kGradient;
+};
+
+TEST_P(FallsBehind, AtAnyMomentItWritesNothingOverTheNextRound) {
+  uint64_t moments = 1;
+  for (uint64_t moment = 0; moment < moments && moment < 20'000; ++moment) {
+    if (moment == 0) {
+      prepare();
+      moments = interrupt(
+          UINT64_MAX, [] {},
+          [this] {
+            Work work;
+            static_cast<void>(by(2).next(work));
+          });
+    }
+    prepare();
+    Turn turn = Turn::kWait;
+    Work work;
+    interrupt(
+        moment, [this] { run_ahead(kCount, kind_); }, [&] { turn = by(2).next(work); });
+    ASSERT_NO_FATAL_FAILURE(go_on(work, turn, kCount, kind_)) << "interrupted at " << moment;
+    ASSERT_FALSE(HasFailure());
+  }
+  EXPECT_GT(moments, 5u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Intents, FallsBehind,
+                         ::testing::Values(Intent::kOwnRun, Intent::kSteal, Intent::kAdopt,
+                                           Intent::kAdoptUnused, Intent::kOrphans,
+                                           Intent::kShuffled, Intent::kValues));
+
+// The node of a slot that is freed and taken again while it is looked at may be that of a partial
+// that is not live.
+TEST_F(Interrupted, ASlotThatIsTakenAgainMeanwhileIsNoSibling) {
+  uint64_t moments = 1;
+  for (uint64_t moment = 0; moment < moments && moment < 20'000; ++moment) {
+    found(2);
+    enter(8);
+    for (int i = 0; i < 4; ++i) by(2).publish(claim(2));
+    by(1).publish(claim(1));
+    const Work second = claim(1);
+    Work work;
+    const auto others = [&] {
+      by(1).publish(second);  // frees the slot of microbatch 0
+      host_.dies_at = Point::kSlotWritten;
+      Work third;
+      try {
+        if (by(1).next(third) == Turn::kYours) by(1).publish(third);
+      } catch (const Die&) {
+      }
+      host_.dies_at.reset();
+    };
+    const uint64_t count = interrupt(moment, others, [&] {
+      if (by(2).next(work) != Turn::kYours) ADD_FAILURE() << "nothing to steal";
+    });
+    moments = std::max(moments, count + 1);
+    if (count < moment) break;
+    const auto* slots = reinterpret_cast<SlotHeader*>(memory_ + Layout(shape_).slots);
+    for (const Sibling& sibling : work.siblings) {
+      const ledger::Word word = ledger::Word::unpack(slots[sibling.slot].word.load());
+      ASSERT_EQ(word.phase, kLiveSlot) << "interrupted at " << moment;
+    }
+  }
+  EXPECT_GT(moments, 100u);
 }
 
 // -- Joining --------------------------------------------------------------------------------------

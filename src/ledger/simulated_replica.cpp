@@ -106,6 +106,14 @@ bool same_bits(const void* left, const void* right, size_t size_bytes) {
   return std::memcmp(left, right, size_bytes) == 0;
 }
 
+bool goes_back(const Layout& layout, uint64_t offset, uint64_t before, uint64_t after) {
+  const bool is_record = offset >= layout.records && offset < layout.buckets;
+  const bool is_in_seat = offset >= layout.seats && offset < layout.claims;
+  const uint64_t in_seat = (offset - layout.seats) % sizeof(Seat);
+  const bool is_other = is_in_seat && in_seat >= offsetof(Seat, applied_hash_low);
+  return (before >> 32) > (after >> 32) && !is_record && !is_other && offset < layout.touched;
+}
+
 Arena::Arena(const Scenario& scenario)
     : shape{scenario.rank_count, scenario.bucket_count, 1},
       layout(shape),
@@ -321,8 +329,9 @@ void Replica::merge_parameter(const Work& work, const Leaf& leaf, uint32_t param
 void Replica::wait_until_all_done() {
   wait_for([&] {
     if (ledger_.failure() != nullptr) throw Failed{};
-    const bool all_arrived = ledger_.all_arrived();
+    bool all_arrived = ledger_.all_arrived();
     if (ledger_.all_done()) return true;
+    if (scenario_.canary == Canary::kAsksDoneFirst) all_arrived = ledger_.all_arrived();
     if (all_arrived) ledger_.fail(FailureKind::kUnclaimed, UINT32_MAX, rank_, "");
     return false;
   });

@@ -30,6 +30,7 @@ enum class Canary {
   kFreesTooEarly,       // a sibling is freed when the microbatch is claimed
   kMeanTooEarly,        // the mean is written while others still read the last one
   kLoadsTooEarly,       // a joiner does not wait for its donor
+  kAsksDoneFirst,       // whether all is done before whether all have arrived
   kForgetsToNotify,     // changes wake nobody
 };
 
@@ -91,6 +92,10 @@ std::vector<Step> reference(const Scenario& scenario);  // [round], 0: the start
 
 void update(Values& weights, const float* mean, uint64_t touched);
 bool same_bits(const void* left, const void* right, size_t size_bytes);
+
+/// Whether a write to the word at this offset of the ledger's memory puts an older round in the
+/// place of a newer one. Records, touched bits, hashes and requests to join may be anything.
+bool goes_back(const Layout& layout, uint64_t offset, uint64_t before, uint64_t after);
 
 /// A claim that a test makes did not hold.
 struct Broken : std::runtime_error {

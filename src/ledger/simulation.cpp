@@ -243,18 +243,11 @@ void Simulation::check_start(Fiber& fiber, const Ledger& ledger) {
   if (is_calm && fiber.work.slot % kSlotsPerSeat >= room) throw Broken("a slot beyond the budget");
 }
 
-// One that is late in a round that the others have left writes nothing over theirs.
 void Simulation::check_write(const void* word, uint64_t before, uint64_t after) const {
-  if ((before >> 32) <= (after >> 32)) return;
   const auto offset = static_cast<uint64_t>(static_cast<const std::byte*>(word) - arena_.ledger);
-  const Layout& layout = arena_.layout;
-  const bool is_of_records = offset >= layout.records && offset < layout.buckets;
-  const bool is_of_touched = offset >= layout.touched;
-  const uint64_t in_seat = (offset - layout.seats) % sizeof(Seat);
-  const bool is_of_seat = offset >= layout.seats && offset < layout.claims;
-  const bool may_fall =
-      is_of_records || is_of_touched || (is_of_seat && in_seat >= offsetof(Seat, applied_hash_low));
-  if (!may_fall) throw Broken("a word of an older round replaces one of a newer round");
+  if (goes_back(arena_.layout, offset, before, after)) {
+    throw Broken("a word of an older round replaces one of a newer round");
+  }
 }
 
 void Simulation::note_live(Fiber& fiber) {
@@ -571,6 +564,14 @@ void Simulation::check_failure() {
   outcome_.failed_rank = failure.rank;
   outcome_.failed_other_rank = failure.other_rank;
   if (outcome_.failure == FailureKind::kNone) outcome_.problem = "failed without a failure";
+  const uint32_t round = failure.round;
+  if (outcome_.failure == FailureKind::kUnclaimed &&
+      scenario_.kind(round) == RoundKind::kGradient) {
+    const auto first = done_.lower_bound({round, 0}), end = done_.lower_bound({round + 1, 0});
+    if (std::distance(first, end) == scenario_.microbatch_count(round)) {
+      outcome_.problem = "microbatches are said to be left over, but none was";
+    }
+  }
   if (outcome_.failure == FailureKind::kPoisonousMicrobatch &&
       faults_[{failure.round, failure.microbatch}] != 2) {
     outcome_.problem = "called poisonous without two deaths by fault";
