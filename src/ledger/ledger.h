@@ -224,6 +224,7 @@ class Ledger {
 
   bool may_take_in() const;
   bool takes_in(uint32_t rank, uint16_t donor, CommitRecord& record) const;
+  void call_off_donation(uint32_t rank) const;
   void write_members(CommitRecord& record) const;
   bool check_hashes();
   void fail_between(FailureKind kind, uint32_t microbatch, uint32_t rank, uint32_t other_rank,

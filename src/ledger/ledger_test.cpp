@@ -625,7 +625,7 @@ TEST_F(Interrupted, ASlotThatIsTakenAgainMeanwhileIsNoSibling) {
 
 // -- Joining --------------------------------------------------------------------------------------
 
-class JoinTest : public LedgerTest {
+class JoinTest : public Interrupted {
  protected:
   // Rank 2 is vacant; incarnation 3 asks for it and is taken in with the state of round 1.
   void SetUp() override {
@@ -705,6 +705,58 @@ TEST_F(JoinTest, NobodyElseIsTakenInWhileAJoinerMayStillBeLoading) {
   joiner().set_applied({1, 0});
   step(1);
   EXPECT_EQ(second.joined_round(), 3u);
+}
+
+// The joiner dies and its successor asks while a commit takes the first one in: the wish stands.
+TEST_F(JoinTest, AWishToJoinSurvivesACommitThatTakesADeadPredecessorIn) {
+  uint64_t moments = 1;
+  for (uint64_t moment = 0; moment < moments && moment < 20'000; ++moment) {
+    found(3, 2);
+    joiner().ask_to_join();
+    for (const uint16_t member : kMembers) by(member).enter(4, RoundKind::kGradient);
+    do_all(1);
+    const auto others = [this] {
+      host_.dead.insert(3);
+      add(2, 4).ask_to_join();
+    };
+    const uint64_t count = interrupt(moment, others, [this] { reduce_and_commit(1); });
+    moments = std::max(moments, count + 1);
+    if (host_.dead.empty()) break;
+    for (const uint16_t member : kMembers) by(member).set_applied({1, 0});
+    for (const uint32_t joined : by(1).joiners_to_serve()) by(1).donated(joined);
+    if (by(4).joined_round() != 1u) step(1);
+    ASSERT_TRUE(by(4).joined_round()) << "interrupted at " << moment;
+  }
+  EXPECT_GT(moments, 30u);
+}
+
+// A copy for one that is dead by now is still being written, and the next donor would be another.
+TEST_F(JoinTest, NobodyIsTakenInWhileADonorStillCopies) {
+  found(3, 0);
+  Ledger& lowest = by(1);
+  lowest.ask_to_join();
+  const auto step_of = [this](const std::vector<uint16_t>& members) {
+    for (const uint16_t member : members) by(member).enter(4, RoundKind::kGradient);
+    do_all(members.back());
+    reduce_and_commit(members.back());
+    for (const uint16_t member : members) by(member).set_applied({1, 0});
+  };
+  step_of({2, 3});
+  by(2).donated(0);
+  lowest.loaded(1);
+  step_of({1, 2});
+  lowest.admit();  // full from the commit of round 3 on
+  host_.dead.insert(3);
+  add(2, 4).ask_to_join();
+  step_of({1, 2});  // takes incarnation 4 in, to be served by incarnation 2
+  ASSERT_EQ(by(2).joiners_to_serve(), std::vector<uint32_t>{2});
+  host_.dead.insert(4);
+  add(2, 5).ask_to_join();
+  step_of({1, 2});
+  EXPECT_EQ(by(5).joined_round(), std::nullopt);
+  by(2).donated(2);
+  step_of({1, 2});
+  EXPECT_EQ(by(5).joined_round(), 5u);
 }
 
 // -- Failure --------------------------------------------------------------------------------------

@@ -156,7 +156,9 @@ bool Ledger::holds_up(uint32_t rank) const {
 
 bool Ledger::is_donation_lost(uint32_t rank) const {
   const Word donor = Word::unpack(seat(rank).donor.load(kAcquire));
-  if (donor.phase == kDonated || !is_dead(donor.incarnation)) return false;
+  if (donor.phase == kDonated) return false;
+  if (donor.incarnation == 0) return true;  // called off
+  if (!is_dead(donor.incarnation)) return false;
   // It may have completed the copy after the first look and then died.
   return Word::unpack(seat(rank).donor.load(kAcquire)).phase != kDonated;
 }
@@ -206,6 +208,13 @@ bool Ledger::takes_in(uint32_t rank, uint16_t donor, CommitRecord& record) const
   return true;
 }
 
+// A committer of this round died after it had named a donor, or the joiner died while it was taken
+// in. Nobody will copy anything, so nobody may wait for that copy.
+void Ledger::call_off_donation(uint32_t rank) const {
+  const Word donor = Word::unpack(seat(rank).donor.load(kAcquire));
+  if (donor.round == round_) seat(rank).donor.store(Word{round_, 0, 0, 0}.pack(), kRelease);
+}
+
 void Ledger::write_members(CommitRecord& record) const {
   const std::optional<uint32_t> donor = lowest_living_member();
   const bool is_open = donor && may_take_in();
@@ -216,6 +225,7 @@ void Ledger::write_members(CommitRecord& record) const {
       const bool joins = is_joining(rank) && !is_admitted(rank);
       record.members[rank] = member(rank) | (joins ? kJoiningFlag : 0);
     } else if (!is_open || !takes_in(rank, member(*donor), record)) {
+      call_off_donation(rank);
       continue;
     }
     ++record.member_count;
