@@ -13,8 +13,8 @@ class ArenaKeeper {
  public:
   static constexpr uint32_t kMaxArenas = 1024;
 
-  /// Answers the offer, and all requests that wait for it. A second offer of an index, one without a
-  /// descriptor, or of memory that can still shrink is refused.
+  /// Answers the offer, and all requests that wait for it. A second offer of an index, one without
+  /// a descriptor, or of memory that can still shrink is refused.
   void offer(int socket, const exchange::Message& offer, exchange::Descriptor memory);
 
   /// Answers now, or as soon as somebody has offered the arena.

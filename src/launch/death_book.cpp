@@ -1,11 +1,12 @@
 #include "src/launch/death_book.h"
 
-#include <fmt/format.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/wait.h>
 
 #include <algorithm>
+
+#include <fmt/format.h>
 
 #include "src/exchange/control.h"
 
@@ -16,8 +17,8 @@ namespace {
 constexpr double kConsequenceSeconds = 1.0;
 
 const Death* first_fault(const std::vector<Death>& deaths) {
-  const auto found = std::find_if(deaths.begin(), deaths.end(),
-                                  [](const Death& death) { return death.is_fault; });
+  const auto found =
+      std::find_if(deaths.begin(), deaths.end(), [](const Death& death) { return death.is_fault; });
   return found == deaths.end() ? nullptr : &*found;
 }
 
@@ -55,7 +56,8 @@ std::string describe_place(uint64_t step, uint32_t microbatch) {
 bool DeathBook::is_consequence(const Ending& ending) const {
   if (is_ending()) return true;
   return std::any_of(deaths_.begin(), deaths_.end(), [&](const Death& earlier) {
-    if (earlier.is_consequence || ending.seconds - earlier.seconds > kConsequenceSeconds) return false;
+    if (earlier.is_consequence || ending.seconds - earlier.seconds > kConsequenceSeconds)
+      return false;
     // An error about a peer is an exit, or, where nothing catches it, an abort.
     const int status = ending.wait_status;
     return status == earlier.wait_status || WIFEXITED(status) || WTERMSIG(status) == SIGABRT;
@@ -85,7 +87,8 @@ const Death* DeathBook::add(Ending ending) {
   if (!ending.is_registered) death.description += " before it had joined the group";
   if (ending.is_out_of_memory && ending.cause == DeathCause::kOutside) {
     death.description +=
-        " (not sent by lockstep; the kernel's out-of-memory killer does this: see dmesg, or oom_kill "
+        " (not sent by lockstep; the kernel's out-of-memory killer does this: see dmesg, or "
+        "oom_kill "
         "in the cgroup's memory.events)";
   }
   if (!death.is_fault) success_after_last_kill_ = false;
@@ -128,7 +131,8 @@ std::string failure_report(const LaunchResult& result) {
   if (!report.empty()) report += "\n";
   report += fmt::format("rank {} failed first: it {}", first->rank, first->description);
   report += last_lines(*first);
-  // Replicas survive the kill of another. Where one ended soon after, what it said may be the cause.
+  // Replicas survive the kill of another. Where one ended soon after, what it said may be the
+  // cause.
   const Death* fault = first->is_fault ? first : first_fault(result.deaths);
   if (fault != nullptr && fault != first && fault->is_consequence) {
     report += fmt::format("\nrank {} followed: it {}", fault->rank, fault->description);

@@ -1,8 +1,9 @@
 #include "src/launch/death_book.h"
 
+#include <signal.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 
 namespace lockstep::launch {
 namespace {
@@ -132,13 +133,15 @@ TEST(FailureReport, TellsWhatFollowedAKill) {
 }
 
 TEST(FailureReport, MentionsTheOutOfMemoryKillerOnlyForKillsFromOutside) {
-  for (const DeathCause cause : {DeathCause::kOutside, DeathCause::kDrill, DeathCause::kRequested}) {
+  for (const DeathCause cause :
+       {DeathCause::kOutside, DeathCause::kDrill, DeathCause::kRequested}) {
     DeathBook book;
     Ending kill = ending(0, SIGKILL, 1);
     kill.is_out_of_memory = true;
     kill.cause = cause;
     book.add(kill);
-    const bool mentioned = failure_report(book.result(1)).find("out-of-memory") != std::string::npos;
+    const bool mentioned =
+        failure_report(book.result(1)).find("out-of-memory") != std::string::npos;
     EXPECT_EQ(mentioned, cause == DeathCause::kOutside);
   }
 }

@@ -1,6 +1,5 @@
 #include "src/launch/group_run.h"
 
-#include <fmt/format.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -8,6 +7,8 @@
 
 #include <algorithm>
 #include <cerrno>
+
+#include <fmt/format.h>
 
 #include "src/launch/worker_environment.h"
 
@@ -19,11 +20,12 @@ using exchange::MessageType;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kTick{50};
-constexpr milliseconds kPartialLine{200};     // unfinished lines are shown after this
-constexpr milliseconds kUnknownStatus{200};   // a wrapper has this long to tell how its program ended
-constexpr milliseconds kOpenPipes{1'000};     // held by what the replicas left behind
-constexpr milliseconds kUnkillable{5'000};    // after SIGKILL
-constexpr milliseconds kFailedStart{500};     // grace, where nothing can be lost yet
+constexpr milliseconds kPartialLine{200};  // unfinished lines are shown after this
+constexpr milliseconds kUnknownStatus{
+    200};                                  // a wrapper has this long to tell how its program ended
+constexpr milliseconds kOpenPipes{1'000};  // held by what the replicas left behind
+constexpr milliseconds kUnkillable{20'000};  // after SIGKILL: much memory takes seconds to free
+constexpr milliseconds kFailedStart{500};    // grace, where nothing can be lost yet
 constexpr size_t kRelayBytes = size_t{64} * 1024;  // of one stream at a time
 constexpr int kBrokenOutput = 141;                 // 128 + SIGPIPE, as a shell says it
 
@@ -44,9 +46,7 @@ GroupRun::~GroupRun() {
     member.lifeline.reset();
     signal_member(member, SIGKILL);
   }
-  auto except = scope_.foreign_children();
-  except.insert(sweeper_.pid());
-  end_descendants(except);
+  end_rest();
 }
 
 LaunchResult GroupRun::run() {
@@ -119,10 +119,7 @@ void GroupRun::turn() {
   watch_everything(fds, watches);
   const size_t watched = fds.size();
   fds.push_back({signals_.fd(), POLLIN, 0});
-  for (const bool is_stderr : {false, true}) {
-    OutputSink& sink = output_.sink(is_stderr);
-    if (!sink.is_empty()) fds.push_back({sink.fd(), POLLOUT, 0});
-  }
+  output_.watch(fds);
   const auto wait = std::chrono::ceil<milliseconds>(next_tick_ - Clock::now()).count();
   ::poll(fds.data(), fds.size(), static_cast<int>(std::max<int64_t>(0, wait)));
 
@@ -131,18 +128,10 @@ void GroupRun::turn() {
     if (fds[i].revents == 0) continue;
     Member& member = members_[watches[i].member];
     switch (watches[i].kind) {
-      case Kind::kDeath:
-        look_for_death(member);
-        break;
-      case Kind::kExecError:
-        read_exec_error(member);
-        break;
-      case Kind::kSocket:
-        read_messages(member);
-        break;
-      case Kind::kStream:
-        relay(member, watches[i].is_stderr, kRelayBytes);
-        break;
+      case Kind::kDeath: look_for_death(member); break;
+      case Kind::kExecError: read_exec_error(member); break;
+      case Kind::kSocket: read_messages(member); break;
+      case Kind::kStream: relay(member, watches[i].is_stderr, kRelayBytes); break;
     }
   }
   output_.write_ready();
@@ -159,7 +148,7 @@ void GroupRun::tick() {
   }
   for (Member& member : members_) {
     for (Stream& stream : member.streams) {
-      stream.flush(output_, member.last_lines, Clock::now() - kPartialLine);
+      stream.flush_since(output_, member.last_lines, Clock::now() - kPartialLine);
     }
     if (member.status_deadline) look_for_death(member);
   }
@@ -238,8 +227,12 @@ void GroupRun::note_wrapper(const Member& member) {
 void GroupRun::end_member(Member& member, int wait_status) {
   control_.publish_death(member.rank, member.incarnation, wait_status);
   member.ended = wait_status;
-  // What it printed before its death belongs before the sentence about it.
-  for (const bool is_stderr : {false, true}) relay(member, is_stderr, 16 * kRelayBytes);
+  // What it printed before its death belongs before the sentence about it, and into the report. The
+  // streams may go on: what it started holds their other ends.
+  for (const bool is_stderr : {false, true}) {
+    relay(member, is_stderr, 16 * kRelayBytes);
+    member.streams[is_stderr ? 1 : 0].flush(output_, member.last_lines);
+  }
   note_ending(member, wait_status);
   if (member.child_status) note_wrapper(member);
 }
@@ -305,20 +298,13 @@ void GroupRun::read_messages(Member& member) {
     const exchange::Message& message = received->message;
     const int socket = member.socket.get();
     switch (message.type) {
-      case MessageType::kRegister:
-        register_process(member, message);
-        break;
+      case MessageType::kRegister: register_process(member, message); break;
       case MessageType::kOfferArena:
         arenas_.offer(socket, message, std::move(received->descriptor));
         break;
-      case MessageType::kRequestArena:
-        arenas_.request(socket, message);
-        break;
-      case MessageType::kKill:
-        kill_on_request(member, message);
-        break;
-      default:
-        break;
+      case MessageType::kRequestArena: arenas_.request(socket, message); break;
+      case MessageType::kKill: kill_on_request(member, message); break;
+      default: break;
     }
   }
   if (!closed) return;
@@ -353,8 +339,8 @@ void GroupRun::kill_on_request(const Member& asker, const exchange::Message& mes
   entry.kill_reason_rank = asker.rank + 1;
   const std::string place = describe_place(entry.step, entry.microbatch);
   output_.notice(fmt::format("rank {} has waited {} seconds for rank {}{}{}: killing rank {}",
-                             asker.rank, message.value, target->rank, place.empty() ? "" : ", which is",
-                             place, target->rank));
+                             asker.rank, message.value, target->rank,
+                             place.empty() ? "" : ", which is", place, target->rank));
   send_signal(target->replica_pidfd(), SIGKILL);
 }
 
@@ -390,20 +376,22 @@ void GroupRun::check_output() {
 }
 
 void GroupRun::finish() {
-  for (const Member& member : members_) {
-    if (member.is_over()) continue;
-    output_.notice(fmt::format("rank {} (process {}) cannot be killed and is left behind", member.rank,
-                               member.child_pid));
-  }
   const auto end = Clock::now() + kOpenPipes;
   while (any_stream_open() && !hurry_ && Clock::now() < end) turn();
-  auto except = scope_.foreign_children();
-  except.insert(sweeper_.pid());
-  end_descendants(except);
+  for (const pid_t pid : end_rest()) {
+    output_.notice(fmt::format("process {} cannot be killed and is left behind", pid));
+  }
   drain();
   if (options_.on_tick) options_.on_tick(control_.block());
+  if (book_.exit_status() != 0) output_.end_line();  // for the report that our caller prints
   output_.write_ready();
   check_output();
+}
+
+std::vector<pid_t> GroupRun::end_rest() const {
+  auto except = scope_.foreign_children();
+  except.insert(sweeper_.pid());
+  return end_descendants(except);
 }
 
 // All writers are dead: what is left in the pipes is little. A slow reader of ours is waited for,
@@ -418,7 +406,7 @@ void GroupRun::drain() {
     turn();
   }
   for (Member& member : members_) {
-    for (Stream& stream : member.streams) stream.flush(output_, member.last_lines, Clock::now());
+    for (Stream& stream : member.streams) stream.flush(output_, member.last_lines);
   }
 }
 

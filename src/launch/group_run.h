@@ -22,8 +22,8 @@
 
 namespace lockstep::launch {
 
-/// The run of one group: one thread, one loop around poll(). Everything that can happen is looked at
-/// again in each turn; nothing but poll() waits.
+/// The run of one group: one thread, one loop around poll(). Everything that can happen is looked
+/// at again in each turn; nothing but poll() waits.
 class GroupRun {
  public:
   explicit GroupRun(const LaunchOptions& options);
@@ -65,6 +65,7 @@ class GroupRun {
   void check_output();
   void finish();
   void drain();
+  std::vector<pid_t> end_rest() const;
   std::set<pid_t> not_orphans() const;
   double seconds() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
 
@@ -85,7 +86,7 @@ class GroupRun {
   std::optional<Clock::time_point> kill_at_;     // when the grace is over
   std::optional<Clock::time_point> give_up_at_;  // set by kill_all()
   std::string write_error_;
-  bool hurry_ = false;                           // ended by a signal: no waiting for readers
+  bool hurry_ = false;  // ended by a signal: no waiting for readers
 };
 
 }  // namespace lockstep::launch

@@ -1,6 +1,10 @@
 // The program that the tests of this folder start, as launcher and as replica:
-//   launch_probe launch -n COUNT [--raw] [--grace MS] -- COMMAND...   a run, as the command line does it
-//   launch_probe replica ACTION...     does one thing after the other; "2:exit=3" only on rank 2
+//
+//   launch_probe launch -n COUNT [--raw] [--grace MS] -- COMMAND...
+//     a run, as the command line does it
+//
+//   launch_probe replica ACTION...
+//     does one thing after the other; "2:exit=3" only on rank 2
 
 #include <fcntl.h>
 #include <poll.h>
@@ -107,6 +111,26 @@ class Probe {
     std::ofstream(path, std::ios::app) << ::getpid() << '\n' << std::flush;
   }
 
+  // Lines of 3000 equal letters, each in one write: small ones to stdout, capitals to stderr.
+  static void print_letters(int count) {
+    const char letter = static_cast<char>('a' + std::atoi(std::getenv("LOCKSTEP_RANK")));
+    for (int i = 0; i < count; ++i) {
+      print(1, std::string(3000, letter) + "\n");
+      print(2, std::string(3000, static_cast<char>(letter - 'a' + 'A')) + "\n");
+    }
+  }
+
+  // Step reports 1 .. count, waiting for room in the ring as a replica does.
+  void send_reports(uint64_t count) {
+    for (uint64_t step = 1; step <= count; ++step) {
+      lockstep::exchange::StepReport report{};
+      report.step = step;
+      wait_for_event(
+          [&] { return lockstep::exchange::push_report(link_->control(), link_->rank(), report); },
+          20);
+    }
+  }
+
   std::unique_ptr<ReplicaLink> link_;
   const std::map<std::string, Action> actions_ = {
       {"register",
@@ -135,11 +159,14 @@ class Probe {
       {"out", [](const std::string& value) { print(1, value + "\n"); }},
       {"err", [](const std::string& value) { print(2, value + "\n"); }},
       {"partial", [](const std::string& value) { print(1, value); }},
+      {"err_partial", [](const std::string& value) { print(2, value); }},
       {"bytes", [](const std::string& value) { print(1, std::string(std::stoul(value), 'x')); }},
       {"lines",
        [](const std::string& value) {
          for (int i = 0; i < std::stoi(value); ++i) print(1, "line " + std::to_string(i) + "\n");
        }},
+      {"letters", [](const std::string& value) { print_letters(std::stoi(value)); }},
+      {"reports", [this](const std::string& value) { send_reports(std::stoul(value)); }},
       {"flood",
        [](const std::string&) {
          while (true) print(1, std::string(1000, 'f') + "\n");
@@ -161,7 +188,8 @@ class Probe {
        [this](const std::string& value) {
          const auto rank = static_cast<uint32_t>(std::stoul(value));
          wait_for_event(
-             [&] { return state_of(rank) >= static_cast<uint32_t>(ProcessState::kRegistered); }, 20);
+             [&] { return state_of(rank) >= static_cast<uint32_t>(ProcessState::kRegistered); },
+             20);
        }},
       {"offer", [this](const std::string& value) { offer(value); }},
       {"request", [this](const std::string& value) { request(value); }},
@@ -170,7 +198,8 @@ class Probe {
          const auto rank = static_cast<uint32_t>(std::stoul(value));
          link_->ask_to_kill(link_->control().seat[rank], 300);
        }},
-      {"ignore_term", [](const std::string&) { ::signal(SIGTERM, SIG_IGN); }},
+      {"ignore", [](const std::string& value) { ::signal(std::stoi(value), SIG_IGN); }},
+      {"kill_parent", [](const std::string&) { ::kill(::getppid(), SIGKILL); }},
       {"child", [](const std::string& value) { start_child(value); }},
       {"pid", [](const std::string& value) { write_pid(value); }},
       {"stop", [](const std::string&) { ::raise(SIGSTOP); }},
@@ -187,7 +216,8 @@ int replica(int count, char** actions) {
   for (int i = 0; i < count; ++i) {
     std::string action = actions[i];
     const size_t colon = action.find(':');
-    if (colon != std::string::npos && colon <= 3 && action.find_first_not_of("0123456789") == colon) {
+    if (colon != std::string::npos && colon <= 3 &&
+        action.find_first_not_of("0123456789") == colon) {
       if (!action.starts_with(own)) continue;
       action.erase(0, own.size());
     }
@@ -220,7 +250,12 @@ int launch(int count, char** arguments) {
 int main(int count, char** arguments) {
   const std::string role = count > 1 ? arguments[1] : "";
   if (role == "replica") return replica(count - 2, arguments + 2);
-  if (role == "launch") return launch(count - 2, arguments + 2);
+  try {
+    if (role == "launch") return launch(count - 2, arguments + 2);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "lockstep: %s\n", error.what());
+    return 1;
+  }
   std::fprintf(stderr, "launch_probe launch|replica ...\n");
   return 2;
 }

@@ -1,13 +1,15 @@
 #pragma once
 
 #include <fcntl.h>
-#include <gtest/gtest.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <termios.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -15,6 +17,8 @@
 #include <functional>
 #include <string>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 #include "src/exchange/shared_memory.h"
 #include "src/launch/launcher.h"
@@ -24,6 +28,9 @@
 // a launcher of its own.
 
 namespace lockstep::launch {
+
+/// For what happens at once unless something is wrong: long enough for a machine that is busy.
+constexpr double kDeadline = 30;
 
 inline std::string probe_path() {
   const char* folder = std::getenv("LOCKSTEP_TEST_BIN");
@@ -79,13 +86,26 @@ inline std::string shell_quote(const std::vector<std::string>& command) {
   return text;
 }
 
-inline bool wait_until(const std::function<bool()>& done, double seconds) {
+inline bool wait_until(const std::function<bool()>& done, double seconds = kDeadline) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   while (!done()) {
     if (std::chrono::steady_clock::now() > end) return false;
     ::poll(nullptr, 0, 5);
   }
   return true;
+}
+
+inline pid_t fork_child(const std::function<void()>& body) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    body();
+    ::_exit(0);
+  }
+  return pid;
+}
+
+inline void sleep_for_ever() {
+  while (true) ::pause();
 }
 
 /// Processes below this one that still run, after reaping those that do not.
@@ -100,39 +120,60 @@ inline std::vector<pid_t> living_descendants() {
   return living;
 }
 
+inline bool all_gone() {
+  return wait_until([] { return living_descendants().empty(); });
+}
+
+/// A path that no other test uses; nothing is there yet.
+inline std::string temp_path(const std::string& name) {
+  const std::string path = testing::TempDir() + "launch_" + name + "_" + std::to_string(::getpid());
+  ::unlink(path.c_str());
+  return path;
+}
+
 inline size_t open_descriptor_count() {
   const std::filesystem::directory_iterator entries("/proc/self/fd");
   return static_cast<size_t>(std::distance(begin(entries), end(entries)));
 }
 
-/// A program below this process, usually `launch_probe launch ...`, with its output on pipes. All
-/// that it leaves behind comes to this process.
+/// A program below this process, usually `launch_probe launch ...`, with its output on pipes or on
+/// a terminal of its own. All that it leaves behind comes to this process.
 class Program {
  public:
-  enum class Group { kSame, kOwn };
+  enum class Place {
+    kHere,
+    kOwnGroup,  // a process group of its own
+    kTerminal,  // in the foreground of a new terminal; output() has both streams
+  };
 
-  explicit Program(const std::vector<std::string>& command, Group group = Group::kSame) {
+  explicit Program(const std::vector<std::string>& command, Place place = Place::kHere) {
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-    int out[2];
-    int error[2];
-    if (::pipe2(out, O_CLOEXEC) != 0 || ::pipe2(error, O_CLOEXEC) != 0) ::abort();
+    exchange::Descriptor out;
+    exchange::Descriptor error;
+    if (place == Place::kTerminal) {
+      out = open_terminal();
+    } else {
+      out = open_pipe(out_);
+      error = open_pipe(error_);
+    }
     std::vector<char*> arguments;
     for (const auto& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
     arguments.push_back(nullptr);
     pid_ = ::fork();
     if (pid_ == 0) {
-      if (group == Group::kOwn) ::setpgid(0, 0);
+      if (place == Place::kOwnGroup) ::setpgid(0, 0);
+      if (place == Place::kTerminal) {
+        ::setsid();
+        ::ioctl(out.get(), TIOCSCTTY, 0);
+        ::dup2(out.get(), 0);
+      }
       for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) ::signal(signal, SIG_DFL);
-      ::dup2(out[1], 1);
-      ::dup2(error[1], 2);
+      ::dup2(out.get(), 1);
+      ::dup2(error ? error.get() : out.get(), 2);
       ::execvp(arguments[0], arguments.data());
       ::_exit(120);
     }
-    if (group == Group::kOwn) ::setpgid(pid_, pid_);
-    out_ = exchange::Descriptor(out[0]);
-    error_ = exchange::Descriptor(error[0]);
-    ::close(out[1]);
-    ::close(error[1]);
+    if (place == Place::kOwnGroup) ::setpgid(pid_, pid_);
   }
 
   ~Program() {
@@ -146,6 +187,8 @@ class Program {
   pid_t pid() const { return pid_; }
   void close_output() { out_.reset(); }
   int output_fd() const { return out_.get(); }
+  const std::string& output() const { return output_; }
+  const std::string& error_output() const { return error_output_; }
 
   /// Reads standard output until `text` has come, `count` times.
   bool wait_for_output(const std::string& text, int count = 1) {
@@ -159,11 +202,26 @@ class Program {
           }
           return found >= count;
         },
-        30);
+        kDeadline);
+  }
+
+  /// Reads at least `size` more bytes of standard output, in pieces of at most `piece`; false when
+  /// they do not come.
+  bool read_output(size_t size, size_t piece = 65536) {
+    std::string bytes(piece, '\0');
+    const size_t end = output_.size() + size;
+    while (output_.size() < end) {
+      pollfd ready{out_.get(), POLLIN, 0};
+      if (::poll(&ready, 1, static_cast<int>(kDeadline * 1000)) <= 0) return false;
+      const ssize_t got = ::read(out_.get(), bytes.data(), piece);
+      if (got <= 0) return false;
+      output_.append(bytes, 0, static_cast<size_t>(got));
+    }
+    return true;
   }
 
   /// As a shell says it; 200: it did not end within `seconds`.
-  int wait(double seconds = 30) {
+  int wait(double seconds = kDeadline) {
     int status = 0;
     const bool ended = wait_until(
         [&] {
@@ -179,15 +237,25 @@ class Program {
     return status_;
   }
 
-  const std::string& output() const { return output_; }
-  const std::string& error_output() const { return error_output_; }
-
  private:
+  static exchange::Descriptor open_pipe(exchange::Descriptor& read_end) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) ::abort();
+    read_end = exchange::Descriptor(ends[0]);
+    return exchange::Descriptor(ends[1]);
+  }
+
+  exchange::Descriptor open_terminal() {
+    out_ = exchange::Descriptor(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+    if (!out_ || ::grantpt(out_.get()) != 0 || ::unlockpt(out_.get()) != 0) ::abort();
+    return exchange::Descriptor(::open(::ptsname(out_.get()), O_RDWR | O_NOCTTY | O_CLOEXEC));
+  }
+
   static void read_some(const exchange::Descriptor& fd, std::string& text) {
     if (!fd) return;
     char bytes[65536];
     pollfd ready{fd.get(), POLLIN, 0};
-    while (::poll(&ready, 1, 0) > 0) {
+    for (int i = 0; i < 64 && ::poll(&ready, 1, 0) > 0; ++i) {
       const ssize_t size = ::read(fd.get(), bytes, sizeof bytes);
       if (size <= 0) return;
       text.append(bytes, static_cast<size_t>(size));

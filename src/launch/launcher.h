@@ -24,7 +24,8 @@ struct OutputLine {
 };
 
 struct LaunchOptions {
-  std::vector<std::string> command;  // program and arguments, no shell; the program is sought in PATH
+  std::vector<std::string>
+      command;  // program and arguments, no shell; the program is sought in PATH
   uint32_t replica_count = 1;
   uint32_t thread_count = 1;                   // per microbatch
   uint32_t core_count = 1;                     // that the group may use
@@ -71,7 +72,7 @@ struct Death {
   bool is_registered = false;        // had joined the group
   bool is_consequence = false;       // of an earlier failure, or of the end of the run
   DeathCause cause = DeathCause::kItself;
-  double seconds = 0;  // since the start
+  double seconds = 0;                          // since the start
   std::vector<std::string> last_stderr_lines;  // 12 at most
 };
 
@@ -87,9 +88,10 @@ struct LaunchResult {
 };
 
 /// Runs the group and returns when nothing of it is left. SIGINT, SIGTERM and SIGHUP end the run
-/// (those that were ignored before stay ignored); handlers, SIGPIPE and subreaper status are as before
-/// afterwards. Replicas stay in the caller's process group: ctrl-Z stops all of them, and a signal to
-/// the group reaches all. One run at a time in a process. Throws Error(kUsage), Error(kEnvironment).
+/// (those that were ignored before stay ignored); handlers, SIGPIPE and subreaper status are as
+/// before afterwards. Replicas stay in the caller's process group: ctrl-Z stops all of them, and a
+/// signal to the group reaches all. One run at a time in a process. Throws Error(kUsage),
+/// Error(kEnvironment).
 LaunchResult run_group(const LaunchOptions& options);
 
 /// What to print last when a run failed: the cause with rank, step, signal or exit status and its

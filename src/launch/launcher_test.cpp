@@ -1,5 +1,10 @@
 #include "src/launch/launcher.h"
 
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <sstream>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -30,6 +35,22 @@ TEST(Launcher, RunsProgramsThatNeverRegister) {
   EXPECT_EQ(run.result.exit_status, 0) << run.all();
 }
 
+TEST(Launcher, ProgramIsSoughtInPathAndNoShellReadsItsArguments) {
+  LaunchOptions options;
+  options.command = {"echo", "$HOME; 'x' *"};
+  const RecordedRun run = run_recorded(options);
+  EXPECT_EQ(run.result.exit_status, 0);
+  EXPECT_TRUE(run.has_line("0 out $HOME; 'x' *")) << run.all();
+}
+
+TEST(Launcher, ReplicasReadNothingFromStandardInput) {
+  Program program(
+      {"sh", "-c",
+       "echo secret | " + shell_quote({probe_path(), "launch", "-n", "2", "--", "cat"})});
+  EXPECT_EQ(program.wait(), 0);
+  EXPECT_EQ(program.output(), "");
+}
+
 TEST(Launcher, FailureBeforeRegistrationEndsTheRunWithItsStatus) {
   const RecordedRun run = run_probe(4, {"2:err=no data file", "2:exit=3", "sleep"});
   EXPECT_EQ(run.result.exit_status, 3) << run.all();
@@ -39,6 +60,20 @@ TEST(Launcher, FailureBeforeRegistrationEndsTheRunWithItsStatus) {
   EXPECT_THAT(report, HasSubstr("rank 2 failed first: it ended with exit status 3 before"));
   EXPECT_THAT(report, HasSubstr("no data file"));
   EXPECT_THAT(report, HasSubstr("ranks 0, 1, 3 ended as a consequence"));
+  for (size_t i = 1; i < run.result.deaths.size(); ++i) {
+    EXPECT_TRUE(run.result.deaths[i].is_consequence);
+    EXPECT_EQ(run.result.deaths[i].cause, DeathCause::kLauncher);
+  }
+}
+
+TEST(Launcher, FailureBeforeRegistrationLeavesTheOthersAloneWhereToldSo) {
+  LaunchOptions options;
+  options.replica_count = 2;
+  options.command = probe_replica({"1:exit=3", "register", "wait_ended=1", "out=done"});
+  options.end_on_failure_before_registration = false;
+  const RecordedRun run = run_recorded(options);
+  EXPECT_EQ(run.result.exit_status, 3) << run.all();
+  EXPECT_TRUE(run.has_line("0 out done")) << run.all();
 }
 
 TEST(Launcher, SignalBeforeRegistrationEndsTheRunWith128AndTheSignal) {
@@ -64,8 +99,8 @@ TEST(Launcher, KillAfterTheOthersHaveFinishedFailsTheRun) {
 }
 
 TEST(Launcher, FaultFailsTheRunThoughOthersFinish) {
-  RecordedRun run = run_probe(2, {"register", "1:step=5", "1:microbatch=3", "1:err=boom-1",
-                                  "1:exit=7", "wait_ended=1"});
+  RecordedRun run = run_probe(
+      2, {"register", "1:step=5", "1:microbatch=3", "1:err=boom-1", "1:exit=7", "wait_ended=1"});
   EXPECT_EQ(run.result.exit_status, 7) << run.all();
   EXPECT_TRUE(run.result.deaths.at(0).is_fault);
   EXPECT_THAT(run.notices, Contains(HasSubstr("in step 5, microbatch 3; the others go on")));
@@ -87,8 +122,8 @@ TEST(Launcher, AnnouncedDrillIsToldFromAnOutsideKill) {
 }
 
 TEST(Launcher, AllDeadGivesTheFirstFailuresStatus) {
-  const RecordedRun run = run_probe(3, {"register", "0:wait_registered=2", "0:exit=5",
-                                        "wait_ended=0", "exit=1"});
+  const RecordedRun run =
+      run_probe(3, {"register", "0:wait_registered=2", "0:exit=5", "wait_ended=0", "exit=1"});
   EXPECT_EQ(run.result.exit_status, 5) << run.all();
   EXPECT_THAT(failure_report(run.result), HasSubstr("rank 0 failed first"));
   EXPECT_THAT(failure_report(run.result), HasSubstr("ranks 1, 2 ended as a consequence"));
@@ -139,12 +174,11 @@ TEST(Launcher, ReplicaBehindAWrapperIsWatchedItself) {
 
 TEST(Launcher, DeathBehindAWrapperThatGoesOnWakesTheOthersAtOnce) {
   // The wrapper of rank 1 stays until rank 0 has seen its replica's death and ended.
-  const std::string fifo = testing::TempDir() + "launch_wrapper_" + std::to_string(::getpid());
+  const std::string fifo = temp_path("wrapper");
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
-  const RecordedRun run = run_wrapped(
-      2, {"register", "1:exit=3", "wait_ended=1", "out=seen"},
-      "; status=$?; if [ $RANK = 1 ]; then read line <" + fifo + "; else echo >" + fifo +
-          "; fi; exit $status");
+  const RecordedRun run = run_wrapped(2, {"register", "1:exit=3", "wait_ended=1", "out=seen"},
+                                      "; status=$?; if [ $RANK = 1 ]; then read line <" + fifo +
+                                          "; else echo >" + fifo + "; fi; exit $status");
   ::unlink(fifo.c_str());
   EXPECT_TRUE(run.has_line("0 out seen")) << run.all();
   EXPECT_EQ(run.result.exit_status, 3) << run.all();
@@ -153,6 +187,20 @@ TEST(Launcher, DeathBehindAWrapperThatGoesOnWakesTheOthersAtOnce) {
 TEST(Launcher, FailureOfTheWrapperAfterASuccessCounts) {
   const RecordedRun run = run_wrapped(1, {"register"}, "; exit 9");
   EXPECT_EQ(run.result.exit_status, 9) << run.all();
+}
+
+TEST(Launcher, ReplicaWhoseWrapperIsKilledIsWatchedOn) {
+  const RecordedRun run = run_wrapped(
+      2, {"register", "0:kill_parent", "0:exit=5", "wait_ended=0", "out=seen"}, "; true");
+  EXPECT_TRUE(run.has_line("1 out seen")) << run.all();
+  EXPECT_EQ(run.result.exit_status, 5) << run.all();
+}
+
+TEST(Launcher, ExitOfAReplicaIsKnownThoughItsWrapperDoesNotPassItOn) {
+  for (int round = 0; round < 20; ++round) {
+    const RecordedRun run = run_wrapped(1, {"register", "exit=3"}, "; true");
+    ASSERT_EQ(run.result.exit_status, 3) << run.all();
+  }
 }
 
 TEST(Launcher, SecondProgramInOnePlaceIsRefused) {
@@ -170,9 +218,9 @@ TEST(Launcher, WrapperThatClosesDescriptorsIsNamed) {
 }
 
 TEST(Launcher, ArenaOfferedByOneReachesAllAndALateOne) {
-  const RecordedRun run =
-      run_probe(3, {"register", "1:request=7:shared text", "0:wait_registered=2",
-                    "0:offer=7:shared text", "0:exit=0", "2:wait_ended=0", "request=7:shared text"});
+  const RecordedRun run = run_probe(
+      3, {"register", "1:request=7:shared text", "0:wait_registered=2", "0:offer=7:shared text",
+          "0:exit=0", "2:wait_ended=0", "request=7:shared text"});
   EXPECT_EQ(run.result.exit_status, 0) << run.all();
 }
 
@@ -183,30 +231,33 @@ TEST(Launcher, SecondOfferOfAnArenaIsRefused) {
   EXPECT_TRUE(run.has_line("1 out offer refused"));
 }
 
-TEST(Launcher, DeathWakesASleeperWithinASecond) {
-  const auto begin = std::chrono::steady_clock::now();
-  std::chrono::steady_clock::time_point death;
-  LaunchOptions options;
-  options.replica_count = 2;
-  options.command = probe_replica({"register", "0:wait_registered=1", "0:wait_ended=1", "0:out=awake",
-                                   "0:exit=0", "wait_registered=0", "raise=9"});
-  std::chrono::steady_clock::time_point awake;
-  options.on_line = [&](const OutputLine&) {
-    awake = std::chrono::steady_clock::now();
-    return true;
-  };
-  options.on_notice = [&](std::string_view) { death = std::chrono::steady_clock::now(); };
-  EXPECT_EQ(run_group(options).exit_status, 0);
-  EXPECT_GT(awake, begin);
-  EXPECT_LT(awake - death, std::chrono::seconds(1));
+TEST(Launcher, DeathWakesASleeper) {
+  // wait_ended sleeps for a minute unless it is woken, and has given up then.
+  const RecordedRun run = run_probe(2, {"register", "0:wait_registered=1", "0:wait_ended=1",
+                                        "0:out=awake", "0:exit=0", "wait_registered=0", "raise=9"});
+  EXPECT_EQ(run.result.exit_status, 0) << run.all();
+  EXPECT_TRUE(run.has_line("0 out awake")) << run.all();
+  EXPECT_LT(run.result.seconds, 20);
 }
 
 TEST(Launcher, ReplicaAwaitedTooLongIsNamedAndKilled) {
-  const RecordedRun run = run_probe(2, {"register", "1:step=12", "1:microbatch=3", "1:out=there",
-                                        "1:stop", "wait_registered=1", "ask_kill=1",
-                                        "wait_ended=1"});
+  const RecordedRun run =
+      run_probe(2, {"register", "1:step=12", "1:microbatch=3", "1:out=there", "1:stop",
+                    "wait_registered=1", "ask_kill=1", "wait_ended=1"});
   EXPECT_EQ(run.result.exit_status, 0) << run.all();
   EXPECT_THAT(run.notices, Contains(HasSubstr("rank 0 has waited 300 seconds for rank 1")));
+  EXPECT_EQ(run.result.deaths.at(0).cause, DeathCause::kRequested);
+}
+
+TEST(Launcher, ReplicaThatNeverRegistersIsNamedAndKilled) {
+  const std::vector<std::string> actions = {"1:sleep",      "register", "ask_kill=1",
+                                            "wait_ended=1", "out=seen", "sleep"};
+  const RecordedRun run = run_probe(2, actions);
+  EXPECT_EQ(run.result.exit_status, 137) << run.all();
+  EXPECT_THAT(run.notices, ElementsAre("rank 0 has waited 300 seconds for rank 1: killing rank 1"));
+  EXPECT_THAT(failure_report(run.result),
+              HasSubstr("rank 1 failed first: it was killed by signal 9 (Killed) before it had "
+                        "joined the group"));
   EXPECT_EQ(run.result.deaths.at(0).cause, DeathCause::kRequested);
 }
 
@@ -220,10 +271,7 @@ TEST(Launcher, GrandchildrenAreEndedWithTheRun) {
 }
 
 TEST(Launcher, ForeignChildrenOfTheCallerAreLeftAlone) {
-  const pid_t foreign = ::fork();
-  if (foreign == 0) {
-    while (true) ::pause();
-  }
+  const pid_t foreign = fork_child(sleep_for_ever);
   run_probe(1, {"register"});
   EXPECT_EQ(::waitpid(foreign, nullptr, WNOHANG), 0);
   ::kill(foreign, SIGKILL);
@@ -262,11 +310,104 @@ TEST(Launcher, TicksDuringTheRunAndAfterTheLastExit) {
   EXPECT_EQ(last_state, static_cast<uint32_t>(exchange::ProcessState::kEnded));
 }
 
+TEST(Launcher, ControlBlockHoldsTheOptions) {
+  LaunchOptions options;
+  options.replica_count = 2;
+  options.thread_count = 3;
+  options.core_count = 5;
+  options.timeout = std::chrono::milliseconds(1234);
+  options.command = {"true"};
+  int ticks = 0;
+  options.on_tick = [&](exchange::ControlBlock& control) {
+    ++ticks;
+    EXPECT_EQ(control.replica_count, 2u);
+    EXPECT_EQ(control.thread_count, 3u);
+    EXPECT_EQ(control.core_count, 5u);
+    EXPECT_EQ(control.timeout_ms, 1234u);
+  };
+  run_group(options);
+  EXPECT_GT(ticks, 0);
+}
+
+TEST(Launcher, ReplicaThatWaitsForRoomInItsReportRingIsWokenAndNoReportIsLost) {
+  constexpr uint64_t kCount = exchange::ReportRing::kCapacity * 3 + 7;
+  LaunchOptions options;
+  options.command = probe_replica({"register", "reports=" + std::to_string(kCount)});
+  uint64_t last_step = 0;
+  options.on_tick = [&](exchange::ControlBlock& control) {
+    exchange::StepReport report{};
+    while (exchange::pop_report(control, 0, report)) ASSERT_EQ(report.step, ++last_step);
+  };
+  EXPECT_EQ(run_group(options).exit_status, 0);
+  EXPECT_EQ(last_step, kCount);
+}
+
+// What a process knows of signals, as lines of /proc/PID/status.
+std::vector<std::string> signal_lines(std::istream& status) {
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("SigBlk") || line.starts_with("SigIgn")) lines.push_back(line);
+  }
+  return lines;
+}
+
+TEST(Launcher, CallerAndReplicasHaveTheSignalsAndLimitsOfBefore) {
+  struct sigaction mine {};
+  mine.sa_handler = [](int) {};
+  ::sigaction(SIGINT, &mine, nullptr);
+  ::signal(SIGHUP, SIG_IGN);
+  ::signal(SIGPIPE, SIG_DFL);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 0);
+  rlimit files{};
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  files.rlim_cur = 200;
+  ::setrlimit(RLIMIT_NOFILE, &files);
+  std::ifstream status("/proc/self/status");
+  const auto before = signal_lines(status);
+
+  LaunchOptions options;
+  options.command = {"sh", "-c", "cat /proc/self/status; ulimit -n"};
+  std::stringstream printed;
+  options.on_line = [&](const OutputLine& line) {
+    printed << line.text << '\n';
+    return true;
+  };
+  EXPECT_EQ(run_group(options).exit_status, 0);
+  EXPECT_THAT(printed.str(), testing::EndsWith("\n200\n"));
+  EXPECT_EQ(signal_lines(printed), before);
+
+  for (const int signal : {SIGINT, SIGHUP, SIGPIPE}) {
+    struct sigaction after {};
+    ::sigaction(signal, nullptr, &after);
+    EXPECT_EQ(after.sa_handler, signal == SIGINT   ? mine.sa_handler
+                                : signal == SIGHUP ? SIG_IGN
+                                                   : SIG_DFL);
+    ::signal(signal, SIG_DFL);
+  }
+  int is_subreaper = -1;
+  ::prctl(PR_GET_CHILD_SUBREAPER, &is_subreaper);
+  EXPECT_EQ(is_subreaper, 0);
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  EXPECT_EQ(files.rlim_cur, 200u);
+}
+
+TEST(LauncherDeathTest, SecondRunInOneProcessIsRefused) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  LaunchOptions options;
+  options.command = {"true"};
+  options.on_tick = [](exchange::ControlBlock&) {
+    LaunchOptions inner;
+    inner.command = {"true"};
+    run_group(inner);
+  };
+  EXPECT_DEATH(run_group(options), "one run at a time in a process");
+}
+
 TEST(Launcher, ReplicasSeeTheTruthNotInheritedVariables) {
   ::setenv("WORLD_SIZE", "4", 1);
   ::setenv("MASTER_ADDR", "nowhere", 1);
-  const RecordedRun run = run_probe(2, {"getenv=RANK", "getenv=WORLD_SIZE", "getenv=MASTER_ADDR",
-                                        "getenv=OMP_NUM_THREADS"});
+  const RecordedRun run = run_probe(
+      2, {"getenv=RANK", "getenv=WORLD_SIZE", "getenv=MASTER_ADDR", "getenv=OMP_NUM_THREADS"});
   ::unsetenv("WORLD_SIZE");
   ::unsetenv("MASTER_ADDR");
   for (const char* line : {"1 out RANK=1", "1 out WORLD_SIZE=2", "1 out MASTER_ADDR=(unset)",

@@ -27,7 +27,8 @@ void LineSplitter::flush(const Emit& emit) {
 
 void LineSplitter::keep(std::string_view bytes, const Emit& emit) {
   while (!bytes.empty()) {
-    // Not as soon as the piece is full, but when more comes: a line of exactly this size stays whole.
+    // Not as soon as the piece is full, but when more comes: a line of exactly this size stays
+    // whole.
     if (partial_.size() == kMaxPiece) flush(emit);
     const size_t size = std::min(bytes.size(), kMaxPiece - partial_.size());
     partial_.append(bytes.substr(0, size));

@@ -7,8 +7,9 @@
 
 namespace lockstep::launch {
 
-/// Cuts a stream of bytes into lines. No byte is changed, added or lost but the '\n' that `has_newline`
-/// stands for. Holds at most one unfinished line of kMaxPiece bytes; longer ones come in pieces.
+/// Cuts a stream of bytes into lines. No byte is changed, added or lost but the '\n' that
+/// `has_newline` stands for. Holds at most one unfinished line of kMaxPiece bytes; longer ones come
+/// in pieces.
 class LineSplitter {
  public:
   static constexpr size_t kMaxPiece = size_t{64} * 1024;

@@ -1,9 +1,9 @@
 #include "src/launch/line_splitter.h"
 
-#include <gtest/gtest.h>
-
 #include <random>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 namespace lockstep::launch {
 namespace {
@@ -67,7 +67,8 @@ TEST_F(LineSplitterTest, LongerLinesComeInPiecesHoweverTheyArrive) {
 TEST_F(LineSplitterTest, NoByteIsChangedWhateverTheCuts) {
   std::mt19937 random(7);
   std::string bytes;
-  for (int i = 0; i < 300'000; ++i) bytes.push_back(static_cast<char>(random() % 64));  // has '\n', '\0'
+  for (int i = 0; i < 300'000; ++i)
+    bytes.push_back(static_cast<char>(random() % 64));  // has '\n', '\0'
   std::string_view rest = bytes;
   while (!rest.empty()) {
     const size_t size = std::min<size_t>(rest.size(), random() % 5000);

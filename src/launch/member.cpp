@@ -1,16 +1,13 @@
 #include "src/launch/member.h"
 
-#include <fcntl.h>
-#include <fmt/format.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
-#include "lockstep/error.h"
+#include "src/launch/pipe.h"
 #include "src/launch/worker_environment.h"
 
 namespace lockstep::launch {
@@ -18,33 +15,16 @@ namespace {
 
 using exchange::Descriptor;
 
-struct Ends {
+struct SocketPair {
   Descriptor ours;
   Descriptor theirs;
 };
 
-[[noreturn]] void fail(uint32_t rank) {
-  throw Error(ErrorCode::kEnvironment,
-              fmt::format("cannot start rank {}: no more descriptors (see `ulimit -Hn`): {}", rank,
-                          std::strerror(errno)));
-}
-
-void set_non_blocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
-
-enum class WeHold { kReadEnd, kWriteEnd };
-
-Ends make_pipe(uint32_t rank, WeHold hold) {
+SocketPair make_socket_pair() {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) fail(rank);
-  if (hold == WeHold::kWriteEnd) std::swap(ends[0], ends[1]);
-  set_non_blocking(ends[0]);
-  return {Descriptor(ends[0]), Descriptor(ends[1])};
-}
-
-Ends make_socket_pair(uint32_t rank) {
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) fail(rank);
-  set_non_blocking(ends[0]);
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    throw_no_descriptor("a socket", errno);
+  }
   return {Descriptor(ends[0]), Descriptor(ends[1])};
 }
 
@@ -69,7 +49,7 @@ bool Stream::relay(Output& output, LastLines& last_lines, size_t limit_bytes) {
     if (size < 0 && errno == EINTR) continue;
     if (size < 0 && errno == EAGAIN) break;
     if (size <= 0) {
-      splitter_.flush(emit_to(output, last_lines));
+      flush(output, last_lines);
       read_end_.reset();
       break;
     }
@@ -81,26 +61,40 @@ bool Stream::relay(Output& output, LastLines& last_lines, size_t limit_bytes) {
   return any;
 }
 
-void Stream::flush(Output& output, LastLines& last_lines, Clock::time_point since) {
-  if (splitter_.has_partial() && last_byte_ <= since) splitter_.flush(emit_to(output, last_lines));
+void Stream::flush(Output& output, LastLines& last_lines) {
+  splitter_.flush(emit_to(output, last_lines));
+}
+
+void Stream::flush_since(Output& output, LastLines& last_lines, Clock::time_point since) {
+  if (!splitter_.has_partial() || last_byte_ > since) return;
+  // Where our own reader is slow, the end of the line may stand unread in the pipe.
+  pollfd more{read_end_.get(), POLLIN, 0};
+  if (::poll(&more, 1, 0) > 0 && (more.revents & POLLIN) != 0) return;
+  flush(output, last_lines);
 }
 
 Member start_member(const MemberStart& start) {
-  Ends out = make_pipe(start.rank, WeHold::kReadEnd);
-  Ends error = make_pipe(start.rank, WeHold::kReadEnd);
-  Ends lifeline = make_pipe(start.rank, WeHold::kWriteEnd);
-  Ends socket = make_socket_pair(start.rank);
+  Pipe out = make_pipe();
+  Pipe error = make_pipe();
+  Pipe lifeline = make_pipe();
+  SocketPair socket = make_socket_pair();
+  for (const Descriptor* ours : {&out.read_end, &error.read_end, &socket.ours}) {
+    set_non_blocking(*ours);
+  }
   WorkerVariables variables;
-  variables.worker = {start.control_fd, socket.theirs.get(), lifeline.theirs.get(), start.rank,
+  variables.worker = {start.control_fd, socket.theirs.get(), lifeline.read_end.get(), start.rank,
                       start.incarnation};
   variables.replica_count = start.replica_count;
   variables.thread_count = start.thread_count;
   variables.run_token = start.run_token;
   const auto environment = worker_variables(::environ, variables);
-  SpawnedProcess process =
-      spawn({start.command, environment, out.theirs.get(), error.theirs.get(),
-             {start.control_fd, socket.theirs.get(), lifeline.theirs.get()}, start.signals,
-             start.open_file_limit});
+  SpawnedProcess process = spawn({start.command,
+                                  environment,
+                                  out.write_end.get(),
+                                  error.write_end.get(),
+                                  {start.control_fd, socket.theirs.get(), lifeline.read_end.get()},
+                                  start.signals,
+                                  start.open_file_limit});
   Member member;
   member.rank = start.rank;
   member.incarnation = start.incarnation;
@@ -108,9 +102,9 @@ Member start_member(const MemberStart& start) {
   member.child_pidfd = std::move(process.pidfd);
   member.exec_error = std::move(process.exec_error);
   member.socket = std::move(socket.ours);
-  member.lifeline = std::move(lifeline.ours);
-  member.streams[0] = Stream(std::move(out.ours), start.rank, false);
-  member.streams[1] = Stream(std::move(error.ours), start.rank, true);
+  member.lifeline = std::move(lifeline.write_end);
+  member.streams[0] = Stream(std::move(out.read_end), start.rank, false);
+  member.streams[1] = Stream(std::move(error.read_end), start.rank, true);
   return member;
 }
 

@@ -27,8 +27,11 @@ class Stream {
   /// Reads at most `limit_bytes` without waiting; false when nothing was there.
   bool relay(Output& output, LastLines& last_lines, size_t limit_bytes);
 
-  /// Emits an unfinished line that has been so since before `since`.
-  void flush(Output& output, LastLines& last_lines, Clock::time_point since);
+  /// Emits what is there of an unfinished line.
+  void flush(Output& output, LastLines& last_lines);
+
+  /// The same, where nothing has come since then and nothing waits to be read.
+  void flush_since(Output& output, LastLines& last_lines, Clock::time_point since);
 
  private:
   LineSplitter::Emit emit_to(Output& output, LastLines& last_lines) const;
@@ -52,9 +55,9 @@ struct Member {
 
   bool is_registered = false;
   pid_t registered_pid = 0;
-  exchange::Descriptor registered_pidfd;  // empty where it is the child
+  exchange::Descriptor registered_pidfd;             // empty where it is the child
   std::optional<Clock::time_point> status_deadline;  // it is dead, its status not known yet
-  std::optional<int> ended;  // the replica's wait status, once published
+  std::optional<int> ended;                          // the replica's wait status, once published
 
   exchange::Descriptor exec_error;
   exchange::Descriptor socket;

@@ -1,14 +1,24 @@
 #include "src/launch/output.h"
 
-#include <fmt/format.h>
-#include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
+#include <fmt/format.h>
+
 namespace lockstep::launch {
+namespace {
+
+bool is_same_file(int one, int other) {
+  struct stat status[2];
+  return ::fstat(one, &status[0]) == 0 && ::fstat(other, &status[1]) == 0 &&
+         status[0].st_dev == status[1].st_dev && status[0].st_ino == status[1].st_ino;
+}
+
+}  // namespace
 
 void OutputSink::append(std::string_view bytes) {
   if (error_ == 0) pending_.append(bytes);
@@ -38,7 +48,9 @@ void OutputSink::write_ready() {
 }
 
 Output::Output(const LaunchOptions& options)
-    : options_(options), stdout_(options.stdout_fd), stderr_(options.stderr_fd) {}
+    : options_(options),
+      is_shared_(is_same_file(options.stdout_fd, options.stderr_fd)),
+      targets_{{{OutputSink(options.stdout_fd), {}}, {OutputSink(options.stderr_fd), {}}}} {}
 
 void Output::line(const OutputLine& line) {
   if (!options_.on_line) return append_line(line);
@@ -46,44 +58,54 @@ void Output::line(const OutputLine& line) {
 }
 
 void Output::append_line(const OutputLine& line) {
-  OutputSink& to = sink(line.is_stderr);
-  OpenLine& open = open_[line.is_stderr ? 1 : 0];
+  auto& [to, open_rank] = targets_[index_of(line.is_stderr)];
   // Without prefixes the bytes pass as they are, unless another replica speaks within the line.
-  if (open.is_open && open.rank != line.rank) to.append("\n");
+  if (open_rank && open_rank != line.rank) to.append("\n");
   if (options_.prefix_lines) to.append(fmt::format("[rank {}] ", line.rank));
   to.append(line.text);
   const bool ends = line.has_newline || options_.prefix_lines;
   if (ends) to.append("\n");
-  open = {!ends, line.rank};
+  open_rank = ends ? std::nullopt : std::optional(line.rank);
+}
+
+void Output::end_line() {
+  auto& [to, open_rank] = targets_[index_of(true)];
+  if (open_rank) to.append("\n");
+  open_rank.reset();
 }
 
 void Output::notice(std::string_view sentence) {
   if (options_.on_notice) return options_.on_notice(sentence);
-  OpenLine& open = open_[1];
-  stderr_.append(fmt::format("{}lockstep: {}\n", open.is_open ? "\n" : "", sentence));
-  open.is_open = false;
+  end_line();
+  targets_[index_of(true)].sink.append(fmt::format("lockstep: {}\n", sentence));
 }
 
 bool Output::has_room(bool is_stderr) const {
-  return options_.on_line != nullptr || !(is_stderr ? stderr_ : stdout_).is_full();
+  return options_.on_line != nullptr || !targets_[index_of(is_stderr)].sink.is_full();
+}
+
+void Output::watch(std::vector<pollfd>& fds) const {
+  for (const Target& target : targets_) {
+    if (!target.sink.is_empty()) fds.push_back({target.sink.fd(), POLLOUT, 0});
+  }
 }
 
 void Output::write_ready() {
-  stdout_.write_ready();
-  stderr_.write_ready();
+  for (Target& target : targets_) target.sink.write_ready();
 }
 
 bool Output::is_closed() const {
-  return reader_gone_ || stdout_.error() == EPIPE || stderr_.error() == EPIPE;
+  return reader_gone_ || targets_[0].sink.error() == EPIPE || targets_[1].sink.error() == EPIPE;
 }
 
 std::optional<std::string> Output::take_write_error() {
-  for (const OutputSink* sink : {&stdout_, &stderr_}) {
-    const int error = sink->error();
+  for (const Target& target : targets_) {
+    const int error = target.sink.error();
     if (error == 0 || error == EPIPE || error_told_) continue;
     error_told_ = true;
     return fmt::format("cannot write to {}: {}; what comes after is lost",
-                       sink == &stdout_ ? "standard output" : "standard error", std::strerror(error));
+                       &target == &targets_[0] ? "standard output" : "standard error",
+                       std::strerror(error));
   }
   return std::nullopt;
 }

@@ -1,10 +1,14 @@
 #pragma once
 
+#include <poll.h>
+
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "src/launch/launcher.h"
 
@@ -35,8 +39,8 @@ class OutputSink {
   int error_ = 0;
 };
 
-/// Where the lines of all replicas and the launcher's sentences go: to the callbacks of the options,
-/// or else to their descriptors.
+/// Where the lines of all replicas and the launcher's sentences go: to the callbacks of the
+/// options, or else to their descriptors.
 class Output {
  public:
   explicit Output(const LaunchOptions& options);
@@ -47,9 +51,13 @@ class Output {
   /// False: what comes from there should stay unread for now.
   bool has_room(bool is_stderr) const;
 
-  OutputSink& sink(bool is_stderr) { return is_stderr ? stderr_ : stdout_; }
+  /// Adds what poll() should wait for, to write more.
+  void watch(std::vector<pollfd>& fds) const;
   void write_ready();
-  bool is_empty() const { return stdout_.is_empty() && stderr_.is_empty(); }
+  bool is_empty() const { return targets_[0].sink.is_empty() && targets_[1].sink.is_empty(); }
+
+  /// Ends a line on stderr that a replica has left unfinished.
+  void end_line();
 
   /// Nobody reads what the replicas print.
   bool is_closed() const;
@@ -58,17 +66,19 @@ class Output {
   std::optional<std::string> take_write_error();
 
  private:
-  struct OpenLine {
-    bool is_open = false;
-    uint32_t rank = 0;
+  struct Target {
+    OutputSink sink;
+    std::optional<uint32_t> open_rank;  // an unfinished line of that rank stands at the end
   };
 
+  size_t index_of(bool is_stderr) const { return is_stderr && !is_shared_ ? 1 : 0; }
   void append_line(const OutputLine& line);
 
   const LaunchOptions& options_;
-  OutputSink stdout_;
-  OutputSink stderr_;
-  OpenLine open_[2];  // [is_stderr] an unfinished line of that rank stands at the end
+  // Both descriptors lead to one file (2>&1, a terminal): one sink then, or else the lines of one
+  // stream would stand within those of the other wherever a reader is slow.
+  const bool is_shared_;
+  std::array<Target, 2> targets_;  // [index_of(is_stderr)]
   bool reader_gone_ = false;
   bool error_told_ = false;
 };

@@ -2,7 +2,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -19,7 +18,10 @@
 #include <cstring>
 #include <map>
 
+#include <fmt/format.h>
+
 #include "lockstep/error.h"
+#include "src/launch/pipe.h"
 
 namespace lockstep::launch {
 namespace {
@@ -45,7 +47,7 @@ void keep_open_after_exec(int fd) { ::fcntl(fd, F_SETFD, 0); }
 
 // In the child. Only calls that are safe after the fork of a process with threads.
 [[noreturn]] void execute(const SpawnRequest& request, const Execution& execution) {
-  request.signals.undo_in_child();
+  request.signals.restore();
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != execution.launcher) ::_exit(128 + SIGHUP);  // it died before the line above
   const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -114,14 +116,11 @@ std::map<pid_t, pid_t> all_parents() {
 SpawnedProcess spawn(const SpawnRequest& request) {
   auto arguments = pointers(request.command);
   auto environment = pointers(request.environment);
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) {
-    throw Error(ErrorCode::kEnvironment, fmt::format("cannot make a pipe: {}", std::strerror(errno)));
-  }
+  Pipe exec_error = make_pipe();
   SpawnedProcess process;
-  process.exec_error = Descriptor(ends[0]);
-  const Descriptor error_end(ends[1]);
-  Execution execution{arguments.data(), environment.data(), ::getpid(), error_end.get(), {}};
+  process.exec_error = std::move(exec_error.read_end);
+  Execution execution{
+      arguments.data(), environment.data(), ::getpid(), exec_error.write_end.get(), {}};
   sigset_t all;
   ::sigfillset(&all);
   // No handler may run in the child: it would write to the pipe that it shares with us.
@@ -140,9 +139,10 @@ SpawnedProcess spawn(const SpawnRequest& request) {
     const int reason = errno;
     ::kill(process.pid, SIGKILL);
     ::waitpid(process.pid, nullptr, 0);
-    throw Error(ErrorCode::kEnvironment, fmt::format("cannot watch a process (pidfd_open, Linux 5.4 or "
-                                                     "newer is needed): {}",
-                                                     std::strerror(reason)));
+    throw Error(ErrorCode::kEnvironment,
+                fmt::format("cannot watch a process (pidfd_open, Linux 5.4 or "
+                            "newer is needed): {}",
+                            std::strerror(reason)));
   }
   return process;
 }
@@ -154,7 +154,6 @@ std::optional<ProcessStatus> process_status(pid_t pid) {
   const size_t name_end = text->rfind(')');
   if (name_end == std::string::npos || name_end + 2 >= text->size()) return std::nullopt;
   ProcessStatus status;
-  status.pid = pid;
   status.state = (*text)[name_end + 2];
   status.parent = static_cast<pid_t>(std::strtol(text->c_str() + name_end + 3, nullptr, 10));
   status.wait_status =
@@ -212,11 +211,11 @@ std::optional<int> take_wait_status(const Descriptor& pidfd, pid_t pid) {
   return wait_status_from_pidfd(pidfd);
 }
 
-size_t end_descendants(const std::set<pid_t>& except) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+std::vector<pid_t> end_descendants(const std::set<pid_t>& except) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   while (true) {
     const auto left = descendants(::getpid(), except);
-    if (left.empty() || std::chrono::steady_clock::now() > end) return left.size();
+    if (left.empty() || std::chrono::steady_clock::now() > end) return left;
     for (const pid_t pid : left) {
       const Descriptor pidfd = open_pidfd(pid);
       // Looked at again now that the number is held: it may have been given away before.

@@ -39,9 +39,8 @@ struct SpawnedProcess {
 SpawnedProcess spawn(const SpawnRequest& request);
 
 struct ProcessStatus {
-  pid_t pid = 0;
   pid_t parent = 0;
-  char state = '?';  // as in /proc/PID/stat; 'Z': dead, its parent has not looked yet
+  char state = '?';     // as in /proc/PID/stat; 'Z': dead, its parent has not looked yet
   int wait_status = 0;  // in state Z
 };
 
@@ -60,9 +59,9 @@ void send_signal(const exchange::Descriptor& pidfd, int signal);
 /// The wait status of a dead process, if the kernel tells: a child is reaped by this.
 std::optional<int> take_wait_status(const exchange::Descriptor& pidfd, pid_t pid);
 
-/// SIGKILL to all descendants but `except`, again until none is left or 2 s have passed; reaps those
-/// that are children of ours. The number of those left.
-size_t end_descendants(const std::set<pid_t>& except);
+/// SIGKILL to all descendants but `except`, again until none is left or 10 s have passed; reaps
+/// those that are children of ours. Returns those left.
+std::vector<pid_t> end_descendants(const std::set<pid_t>& except);
 
 /// Reaps children that we never started: orphans that came to us as their subreaper.
 void reap_orphans(const std::set<pid_t>& except);

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "src/launch/launch_test_support.h"
-#include "src/launch/sweeper.h"
 
 namespace lockstep::launch {
 namespace {
@@ -12,19 +11,6 @@ namespace {
 using testing::Contains;
 using testing::IsEmpty;
 using testing::Not;
-
-pid_t fork_child(const std::function<void()>& body) {
-  const pid_t pid = ::fork();
-  if (pid == 0) {
-    body();
-    ::_exit(0);
-  }
-  return pid;
-}
-
-void sleep_for_ever() {
-  while (true) ::pause();
-}
 
 bool is_readable(const exchange::Descriptor& fd) {
   pollfd ready{fd.get(), POLLIN, 0};
@@ -48,6 +34,7 @@ TEST(Process, StatusOfAGrandchildIsKnownWhileItsParentHasNotLooked) {
     sleep_for_ever();
   });
   pid_t grandchild = 0;
+  ::close(pipe[1]);
   ASSERT_EQ(::read(pipe[0], &grandchild, sizeof grandchild), ssize_t{sizeof grandchild});
   EXPECT_TRUE(is_descendant(grandchild, ::getpid()));
   EXPECT_FALSE(is_descendant(::getpid(), grandchild));
@@ -58,7 +45,6 @@ TEST(Process, StatusOfAGrandchildIsKnownWhileItsParentHasNotLooked) {
   ::kill(parent, SIGKILL);
   ::waitpid(parent, nullptr, 0);
   ::close(pipe[0]);
-  ::close(pipe[1]);
 }
 
 TEST(Process, NoSuchProcessHasNoStatus) {
@@ -74,9 +60,9 @@ TEST(Process, DescendantsLeaveOutWhatIsExcepted) {
   const pid_t other = fork_child(sleep_for_ever);
   EXPECT_THAT(descendants(::getpid(), {}), Contains(one));
   EXPECT_THAT(descendants(::getpid(), {one}), Not(Contains(one)));
-  EXPECT_EQ(end_descendants({one}), 0u);
+  EXPECT_THAT(end_descendants({one}), IsEmpty());
   EXPECT_EQ(::waitpid(one, nullptr, WNOHANG), 0);  // lives
-  EXPECT_EQ(end_descendants({}), 0u);
+  EXPECT_THAT(end_descendants({}), IsEmpty());
   EXPECT_THAT(descendants(::getpid(), {}), IsEmpty());
   EXPECT_EQ(::waitpid(other, nullptr, WNOHANG), -1);
 }
@@ -86,64 +72,16 @@ TEST(Process, NamesWithParenthesesAndSpacesAreRead) {
     ::prctl(PR_SET_NAME, ") Z 1 (");
     sleep_for_ever();
   });
-  EXPECT_TRUE(wait_until(
-      [&] {
-        std::ifstream file("/proc/" + std::to_string(pid) + "/comm");
-        std::string name;
-        std::getline(file, name);
-        return name == ") Z 1 (";
-      },
-      20));
+  EXPECT_TRUE(wait_until([&] {
+    std::ifstream file("/proc/" + std::to_string(pid) + "/comm");
+    std::string name;
+    std::getline(file, name);
+    return name == ") Z 1 (";
+  }));
   const auto status = process_status(pid);
   ASSERT_TRUE(status.has_value());
   EXPECT_EQ(status->parent, ::getpid());
   EXPECT_NE(status->state, 'Z');
-  end_descendants({});
-}
-
-TEST(Sweeper, DoesNothingWhenTheRunEndsInOrder) {
-  const std::string token = make_run_token();
-  const pid_t marked = ::fork();
-  if (marked == 0) {
-    const std::string variable = "LOCKSTEP_RUN=" + token;
-    ::execle("/bin/sleep", "sleep", "1000", nullptr,
-             std::vector<const char*>{variable.c_str(), nullptr}.data());
-    ::_exit(1);
-  }
-  { const Sweeper sweeper(token); }
-  EXPECT_EQ(::waitpid(marked, nullptr, WNOHANG), 0);
-  end_descendants({});
-}
-
-TEST(Sweeper, EndsMarkedProcessesOnlyWhenTheLauncherIsKilled) {
-  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  const std::string token = make_run_token();
-  const auto start = [](const std::string& value) {
-    const pid_t pid = ::fork();
-    if (pid == 0) {
-      // The mark stands far behind, across the pieces in which the sweeper reads.
-      const std::string filler = "FILLER=" + std::string(8150, 'x');
-      const std::string variable = "LOCKSTEP_RUN=" + value;
-      const char* environment[] = {filler.c_str(), variable.c_str(), nullptr};
-      ::execle("/bin/sleep", "sleep", "1000", nullptr, environment);
-      ::_exit(1);
-    }
-    return pid;
-  };
-  const pid_t marked = start("outer:" + token);
-  const pid_t unmarked = start(make_run_token());
-  const pid_t launcher = fork_child([&] {
-    const Sweeper sweeper(token);
-    sleep_for_ever();
-  });
-  ASSERT_TRUE(wait_until([] { return living_descendants().size() == 4; }, 20));
-  ::kill(launcher, SIGKILL);
-  int status = 0;
-  EXPECT_TRUE(wait_until([&] { return ::waitpid(marked, &status, WNOHANG) == marked; }, 2));
-  EXPECT_EQ(status, SIGKILL);
-  // The sweeper ends as well; the unmarked process does not.
-  EXPECT_TRUE(wait_until([] { return living_descendants().size() == 1; }, 2));
-  EXPECT_EQ(::waitpid(unmarked, nullptr, WNOHANG), 0);
   end_descendants({});
 }
 

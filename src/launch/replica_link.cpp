@@ -1,7 +1,6 @@
 #include "src/launch/replica_link.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -10,6 +9,8 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+
+#include <fmt/format.h>
 
 #include "lockstep/error.h"
 #include "src/exchange/event.h"
@@ -61,17 +62,19 @@ void ReplicaLink::map_control() {
            control_->version == exchange::kControlVersion;
   }
   if (!fits) {
-    throw Error(ErrorCode::kEnvironment,
-                fmt::format("rank {}: the launcher's control block ({} bytes) is not of version {} "
-                            "({} bytes): the program was built with another version of lockstep than "
-                            "the command that started it",
-                            rank_, size, exchange::kControlVersion, sizeof(ControlBlock)));
+    throw Error(
+        ErrorCode::kEnvironment,
+        fmt::format("rank {}: the launcher's control block ({} bytes) is not of version {} "
+                    "({} bytes): the program was built with another version of lockstep than "
+                    "the command that started it",
+                    rank_, size, exchange::kControlVersion, sizeof(ControlBlock)));
   }
   if (rank_ >= control_->replica_count || control_->seat[rank_] != incarnation_) {
-    throw Error(ErrorCode::kEnvironment,
-                fmt::format("LOCKSTEP_RANK={} and LOCKSTEP_INCARNATION={} are not what the launcher "
-                            "has noted: were they changed on the way?",
-                            rank_, incarnation_));
+    throw Error(
+        ErrorCode::kEnvironment,
+        fmt::format("LOCKSTEP_RANK={} and LOCKSTEP_INCARNATION={} are not what the launcher "
+                    "has noted: were they changed on the way?",
+                    rank_, incarnation_));
   }
 }
 
@@ -81,8 +84,8 @@ void ReplicaLink::arm_lifeline() const {
   // whatever this process does then. The pipe is this replica's own: a descriptor has one owner.
   if (::fcntl(fd, F_SETSIG, SIGKILL) != 0 || ::fcntl(fd, F_SETOWN, ::getpid()) != 0 ||
       ::fcntl(fd, F_SETFL, O_ASYNC | O_NONBLOCK) != 0) {
-    throw Error(ErrorCode::kEnvironment, fmt::format("rank {}: cannot watch the lifeline: {}", rank_,
-                                                     std::strerror(errno)));
+    throw Error(ErrorCode::kEnvironment,
+                fmt::format("rank {}: cannot watch the lifeline: {}", rank_, std::strerror(errno)));
   }
   pollfd now{fd, 0, 0};
   if (::poll(&now, 1, 0) > 0) ::_exit(128 + SIGHUP);  // it broke before it was watched
@@ -92,9 +95,10 @@ void ReplicaLink::join(std::chrono::milliseconds deadline) {
   const auto pid = static_cast<uint64_t>(::getpid());
   const Answer answer = ask({MessageType::kRegister, 0, pid}, -1, deadline);
   if (!answer) {
-    throw Error(ErrorCode::kPeer, fmt::format("rank {}: the launcher did not answer the registration "
-                                              "within {} ms",
-                                              rank_, deadline.count()));
+    throw Error(ErrorCode::kPeer,
+                fmt::format("rank {}: the launcher did not answer the registration "
+                            "within {} ms",
+                            rank_, deadline.count()));
   }
   auto started = static_cast<uint32_t>(ProcessState::kStarted);
   if (answer->message.type == MessageType::kAccepted) {
@@ -120,8 +124,9 @@ bool ReplicaLink::offer_arena(uint32_t index, uint64_t size_bytes,
   const Message offer{MessageType::kOfferArena, index, size_bytes};
   const Answer answer = ask(offer, memory.get(), std::chrono::seconds(30));
   if (!answer) {
-    throw Error(ErrorCode::kPeer,
-                fmt::format("rank {}: the launcher did not take arena {} within 30 s", rank_, index));
+    throw Error(
+        ErrorCode::kPeer,
+        fmt::format("rank {}: the launcher did not take arena {} within 30 s", rank_, index));
   }
   return answer->message.type == MessageType::kAccepted;
 }
@@ -134,7 +139,8 @@ std::optional<ReplicaLink::Arena> ReplicaLink::request_arena(uint32_t index,
 }
 
 void ReplicaLink::ask_to_kill(uint32_t incarnation, uint64_t seconds) {
-  if (!send_message(socket_.get(), {MessageType::kKill, incarnation, seconds})) launcher_gone(rank_);
+  if (!send_message(socket_.get(), {MessageType::kKill, incarnation, seconds}))
+    launcher_gone(rank_);
 }
 
 void ReplicaLink::announce_drill() const { entry().kill_reason_rank = rank_ + 1; }

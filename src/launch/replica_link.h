@@ -34,8 +34,8 @@ class ReplicaLink {
   exchange::ProcessEntry& entry() const { return control_->processes[incarnation_]; }
 
   /// Hands an arena to the launcher, which keeps it for all who ask, now or later. `memory` is a
-  /// memfd sealed against shrinking, of at least `size_bytes`; it stays the caller's. False: another
-  /// replica's arena has that index already, use request_arena(). Throws Error(kPeer).
+  /// memfd sealed against shrinking, of at least `size_bytes`; it stays the caller's. False:
+  /// another replica's arena has that index already, use request_arena(). Throws Error(kPeer).
   [[nodiscard]] bool offer_arena(uint32_t index, uint64_t size_bytes,
                                  const exchange::Descriptor& memory);
 
@@ -45,7 +45,8 @@ class ReplicaLink {
   };
 
   /// The arena of that index, as soon as somebody has offered it. Empty: not within `deadline`
-  /// (its maker may have died: look again who makes it). Throws Error(kPeer) if the launcher is gone.
+  /// (its maker may have died: look again who makes it). Throws Error(kPeer) if the launcher is
+  /// gone.
   std::optional<Arena> request_arena(uint32_t index, std::chrono::milliseconds deadline);
 
   /// Asks the launcher to name and SIGKILL the process that has been awaited for `seconds`.

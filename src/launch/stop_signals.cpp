@@ -1,14 +1,10 @@
 #include "src/launch/stop_signals.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
-#include <cstring>
-#include <string>
 
-#include "lockstep/error.h"
 #include "src/base/check.h"
 
 namespace lockstep::launch {
@@ -33,14 +29,10 @@ void (*handler_of(int signal))(int) {
 
 }  // namespace
 
-StopSignals::StopSignals() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) {
-    throw Error(ErrorCode::kEnvironment, std::string("cannot make a pipe: ") + std::strerror(errno));
-  }
-  read_end_ = exchange::Descriptor(ends[0]);
-  write_end_ = exchange::Descriptor(ends[1]);
-  const int before = handler_fd.exchange(write_end_.get());
+StopSignals::StopSignals() : pipe_(make_pipe()) {
+  set_non_blocking(pipe_.read_end);
+  set_non_blocking(pipe_.write_end);
+  const int before = handler_fd.exchange(pipe_.write_end.get());
   LOCKSTEP_CHECK(before == -1, before, "one run at a time in a process");
   for (size_t i = 0; i < kCaught.size(); ++i) {
     ::sigaction(kCaught[i], nullptr, &before_[i]);
@@ -63,10 +55,8 @@ void StopSignals::restore() const {
 
 std::optional<int> StopSignals::take() {
   unsigned char byte = 0;
-  if (::read(read_end_.get(), &byte, 1) != 1) return std::nullopt;
+  if (::read(pipe_.read_end.get(), &byte, 1) != 1) return std::nullopt;
   return byte;
 }
-
-void StopSignals::undo_in_child() const { restore(); }
 
 }  // namespace lockstep::launch

@@ -2,7 +2,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -16,10 +15,13 @@
 #include <cstring>
 #include <random>
 
-#include "lockstep/error.h"
+#include <fmt/format.h>
 
-// The sweeper is a fork of a process that may have threads, and is never executed anew: until its end
-// it may only use system calls and memory that it has already. No allocation, no stdio.
+#include "lockstep/error.h"
+#include "src/launch/pipe.h"
+
+// The sweeper is a fork of a process that may have threads, and is never executed anew: until its
+// end it may only use system calls and memory that it has already. No allocation, no stdio.
 
 namespace lockstep::launch {
 namespace {
@@ -130,19 +132,15 @@ int sweep_once(const char* token) {
 Sweeper::Sweeper(const std::string& run_token) {
   char token[kTokenMax + 1] = {};
   run_token.copy(token, kTokenMax);
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) {
-    throw Error(ErrorCode::kEnvironment, fmt::format("cannot make a pipe: {}", std::strerror(errno)));
-  }
-  const exchange::Descriptor read_end(ends[0]);
-  lifeline_ = exchange::Descriptor(ends[1]);
+  Pipe lifeline = make_pipe();
+  lifeline_ = std::move(lifeline.write_end);
   sigset_t all;
   sigset_t before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
   pid_ = ::fork();
   const int error = errno;
-  if (pid_ == 0) sweep_after(read_end.get(), token);
+  if (pid_ == 0) sweep_after(lifeline.read_end.get(), token);
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   if (pid_ < 0) {
     throw Error(ErrorCode::kEnvironment,

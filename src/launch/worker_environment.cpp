@@ -1,7 +1,6 @@
 #include "src/launch/worker_environment.h"
 
 #include <fcntl.h>
-#include <fmt/format.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,6 +9,8 @@
 #include <charconv>
 #include <cstdlib>
 #include <string_view>
+
+#include <fmt/format.h>
 
 #include "lockstep/error.h"
 #include "src/exchange/control.h"
@@ -34,10 +35,11 @@ std::optional<uint32_t> parse_number(std::string_view text) {
 }
 
 [[noreturn]] void refuse(const char* name, const std::string& problem) {
-  throw Error(ErrorCode::kEnvironment,
-              fmt::format("environment variable {} {}. It is set by `lockstep run` for its replicas; "
-                          "a program started by a replica must be started without LOCKSTEP_*",
-                          name, problem));
+  throw Error(
+      ErrorCode::kEnvironment,
+      fmt::format("environment variable {} {}. It is set by `lockstep run` for its replicas; "
+                  "a program started by a replica must be started without LOCKSTEP_*",
+                  name, problem));
 }
 
 uint32_t number_of(const char* name, uint32_t low, uint32_t high) {
@@ -62,8 +64,7 @@ bool is_of_kind(int fd, DescriptorKind kind) {
       socklen_t size = sizeof type;
       return ::getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_SEQPACKET;
     }
-    case DescriptorKind::kPipe:
-      return ::fstat(fd, &status) == 0 && S_ISFIFO(status.st_mode);
+    case DescriptorKind::kPipe: return ::fstat(fd, &status) == 0 && S_ISFIFO(status.st_mode);
   }
   return false;
 }
@@ -71,14 +72,16 @@ bool is_of_kind(int fd, DescriptorKind kind) {
 int descriptor_of(const char* name, DescriptorKind kind) {
   const auto fd = static_cast<int>(number_of(name, 3, INT32_MAX));
   if (::fcntl(fd, F_GETFD) < 0) {
-    refuse(name, fmt::format("names file descriptor {}, which is not open here: did a wrapper (sudo, "
-                             "a shell function, a container) close inherited descriptors?",
-                             fd));
+    refuse(name,
+           fmt::format("names file descriptor {}, which is not open here: did a wrapper (sudo, "
+                       "a shell function, a container) close inherited descriptors?",
+                       fd));
   }
   if (!is_of_kind(fd, kind)) {
-    refuse(name, fmt::format("names file descriptor {}, which is something else here: did a wrapper "
-                             "close inherited descriptors and open others?",
-                             fd));
+    refuse(name,
+           fmt::format("names file descriptor {}, which is something else here: did a wrapper "
+                       "close inherited descriptors and open others?",
+                       fd));
   }
   return fd;
 }
@@ -180,10 +183,10 @@ std::vector<std::string> contradictions(const char* const* inherited, uint32_t r
   for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"}) {
     const auto value = value_in(inherited, name);
     if (value && parse_number(*value) != replica_count) {
-      sentences.push_back(
-          fmt::format("{}={} in the environment is not used: {}", name, *value,
-                      replica_count == 1 ? "there is 1 replica"
-                                         : fmt::format("there are {} replicas", replica_count)));
+      sentences.push_back(fmt::format("{}={} in the environment is not used: {}", name, *value,
+                                      replica_count == 1
+                                          ? "there is 1 replica"
+                                          : fmt::format("there are {} replicas", replica_count)));
     }
   }
   for (const char* name : {"RANK", "LOCAL_RANK"}) {

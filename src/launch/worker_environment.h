@@ -11,9 +11,9 @@ namespace lockstep::launch {
 
 /// What a replica learns from its launcher. The descriptors are inherited and not yet owned.
 struct WorkerEnvironment {
-  int control_fd = -1;   // LOCKSTEP_CONTROL_FD: the memfd of the control block
-  int socket_fd = -1;    // LOCKSTEP_SOCKET_FD: the channel to the launcher
-  int lifeline_fd = -1;  // LOCKSTEP_LIFELINE_FD: a pipe whose only write end the launcher holds
+  int control_fd = -1;       // LOCKSTEP_CONTROL_FD: the memfd of the control block
+  int socket_fd = -1;        // LOCKSTEP_SOCKET_FD: the channel to the launcher
+  int lifeline_fd = -1;      // LOCKSTEP_LIFELINE_FD: a pipe whose only write end the launcher holds
   uint32_t rank = 0;         // LOCKSTEP_RANK
   uint32_t incarnation = 0;  // LOCKSTEP_INCARNATION, from 1
 };

@@ -1,13 +1,14 @@
 #include "src/launch/worker_environment.h"
 
 #include <fcntl.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <map>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
 #include "lockstep/error.h"
 #include "src/exchange/shared_memory.h"
@@ -25,9 +26,9 @@ class WorkerEnvironmentTest : public testing::Test {
  protected:
   void SetUp() override {
     for (const char* name :
-         {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS",
-          "WORLD_SIZE", "LOCKSTEP_CONTROL_FD", "LOCKSTEP_SOCKET_FD", "LOCKSTEP_LIFELINE_FD",
-          "LOCKSTEP_RANK", "LOCKSTEP_INCARNATION"}) {
+         {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "SLURM_PROCID",
+          "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "LOCKSTEP_CONTROL_FD", "LOCKSTEP_SOCKET_FD",
+          "LOCKSTEP_LIFELINE_FD", "LOCKSTEP_RANK", "LOCKSTEP_INCARNATION"}) {
       ::unsetenv(name);
     }
   }
@@ -90,14 +91,16 @@ TEST_F(WorkerEnvironmentTest, MissingVariableIsNamed) {
 TEST_F(WorkerEnvironmentTest, WhatIsNoNumberIsNamed) {
   set_valid();
   for (const auto& [name, value] : values_) {
-    for (const std::string wrong : {"", "abc", "-1", "+3", " 3", "3 ", "0x3", "99999999999999999999"}) {
+    for (const std::string wrong :
+         {"", "abc", "-1", "+3", " 3", "3 ", "0x3", "99999999999999999999"}) {
       ::setenv(name.c_str(), wrong.c_str(), 1);
       EXPECT_THAT(error_message(), HasSubstr(name)) << wrong;
     }
     ::setenv(name.c_str(), value.c_str(), 1);
   }
   ::setenv("LOCKSTEP_RANK", "256", 1);
-  EXPECT_THAT(error_message(), HasSubstr("LOCKSTEP_RANK is '256', expected a number from 0 to 255"));
+  EXPECT_THAT(error_message(),
+              HasSubstr("LOCKSTEP_RANK is '256', expected a number from 0 to 255"));
   ::setenv("LOCKSTEP_RANK", "0", 1);
   ::setenv("LOCKSTEP_INCARNATION", "0", 1);
   EXPECT_THAT(error_message(), HasSubstr("LOCKSTEP_INCARNATION"));
@@ -155,10 +158,10 @@ WorkerVariables example() {
 }
 
 TEST(WorkerVariables, OverrideInheritedOnesAndKeepTheRest) {
-  const char* inherited[] = {"PATH=/bin",     "RANK=0",           "WORLD_SIZE=4",
-                             "LOCAL_RANK=0",  "MASTER_ADDR=nowhere", "MASTER_PORT=1",
-                             "GROUP_RANK=0",  "TORCHELASTIC_RUN_ID=x", "OMP_NUM_THREADS=64",
-                             "LOCKSTEP_RANK=9", "RANKS=kept",     nullptr};
+  const char* inherited[] = {
+      "PATH=/bin",           "RANK=0",          "WORLD_SIZE=4", "LOCAL_RANK=0",
+      "MASTER_ADDR=nowhere", "MASTER_PORT=1",   "GROUP_RANK=0", "TORCHELASTIC_RUN_ID=x",
+      "OMP_NUM_THREADS=64",  "LOCKSTEP_RANK=9", "RANKS=kept",   nullptr};
   const auto variables = worker_variables(inherited, example());
   for (const char* expected :
        {"PATH=/bin", "RANKS=kept", "RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2",
