@@ -3,6 +3,8 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <stdexcept>
 #include <thread>
@@ -46,6 +48,20 @@ DistributedDataParallelOptions Context::ddp_options() const {
 void Context::slow_down() const {
   if (rank() == options.slow_rank) {
     std::this_thread::sleep_for(std::chrono::milliseconds(options.slow_ms));
+  }
+}
+
+void Context::meet(const std::string& place) const {
+  const std::filesystem::path folder = options.variant;
+  std::ofstream(folder / (place + "." + std::to_string(rank())));
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  for (uint32_t other = 0; other < group.size(); ++other) {
+    while (!std::filesystem::exists(folder / (place + "." + std::to_string(other)))) {
+      if (std::chrono::steady_clock::now() > deadline) {
+        throw std::runtime_error("rank " + std::to_string(other) + " did not come to " + place);
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
   }
 }
 
@@ -98,8 +114,8 @@ torch::Tensor shifted(const torch::Tensor& tensor, size_t shift_bytes) {
   const auto bytes = torch::empty({static_cast<int64_t>(values.nbytes() + 192)}, torch::kUInt8);
   auto address = reinterpret_cast<uintptr_t>(bytes.data_ptr());
   address = (address + 63) / 64 * 64 + shift_bytes;
-  auto made = torch::from_blob(reinterpret_cast<void*>(address), values.sizes(),
-                               [bytes](void*) {}, values.options());
+  auto made = torch::from_blob(
+      reinterpret_cast<void*>(address), values.sizes(), [bytes](void*) {}, values.options());
   made.copy_(values);
   return made;
 }
@@ -149,6 +165,7 @@ void train(Context& context, const Plan& plan) {
     if (plan.after_average) plan.after_average(ddp, *optimizer, step);
     optimizer->step();
     print_step(context, step, gradients, ddp, *plan.model);
+    if (plan.after_update) plan.after_update(ddp);
   }
   for (const auto& item : plan.model->named_parameters()) {
     if (!torch::isfinite(item.value()).all().item<bool>()) {
@@ -160,8 +177,8 @@ void train(Context& context, const Plan& plan) {
 
 Mlp::Mlp(const std::vector<int64_t>& widths, double dropout_rate) {
   for (size_t i = 0; i + 1 < widths.size(); ++i) {
-    layers.push_back(register_module("layer" + std::to_string(i),
-                                     torch::nn::Linear(widths[i], widths[i + 1])));
+    layers.push_back(
+        register_module("layer" + std::to_string(i), torch::nn::Linear(widths[i], widths[i + 1])));
   }
   dropout = register_module("dropout", torch::nn::Dropout(dropout_rate));
 }
@@ -175,7 +192,8 @@ torch::Tensor Mlp::forward(torch::Tensor input) {
 }
 
 ClassData::ClassData(int64_t count)
-    : inputs(cancelling_rows(count, {20})), targets(torch::randint(0, 10, {count}, torch::kInt64)) {}
+    : inputs(cancelling_rows(count, {20})),
+      targets(torch::randint(0, 10, {count}, torch::kInt64)) {}
 
 namespace {
 

@@ -1,7 +1,5 @@
 #pragma once
 
-#include <lockstep/lockstep.h>
-
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -9,9 +7,12 @@
 #include <string>
 #include <vector>
 
-// lockstep_probe SCENARIO... [options]: trains tiny models through the public headers and prints all
-// that the promise covers, on every rank. Lines that may differ between ranks or runs start with "# ".
-// The tests of this folder start it at several replica counts and compare the lines byte by byte.
+#include <lockstep/lockstep.h>
+
+// lockstep_probe SCENARIO... [options]: trains tiny models through the public headers and prints
+// all that the promise covers, on every rank. Lines that may differ between ranks or runs start
+// with "# ". The tests of this folder start it at several replica counts and compare the lines byte
+// by byte.
 
 namespace lockstep::probe {
 
@@ -19,11 +20,11 @@ namespace lockstep::probe {
 struct Options {
   uint64_t shuffle_claims = 0;
   uint64_t bucket_bytes = 0;
-  size_t shift_bytes = 0;      // where floating-point inputs start, mod 64
+  size_t shift_bytes = 0;  // where floating-point inputs start, mod 64
   uint32_t slow_rank = UINT32_MAX;
-  uint32_t slow_ms = 0;        // that this rank sleeps in each of its microbatches
+  uint32_t slow_ms = 0;  // that this rank sleeps in each of its microbatches
   bool audit = true;
-  std::string variant;         // for the scenario's own use
+  std::string variant;  // for the scenario's own use
 };
 
 /// What a scenario gets.
@@ -35,6 +36,8 @@ struct Context {
   uint32_t rank() const { return group.rank(); }
   DistributedDataParallelOptions ddp_options() const;
   void slow_down() const;
+  /// Returns when every rank has called it with the same name. The variant is a folder for it.
+  void meet(const std::string& place) const;
 };
 
 using Scenario = void (*)(Context&);
@@ -70,6 +73,7 @@ struct Plan {
   std::function<void(uint64_t step)> before_step;
   std::function<void(DistributedDataParallel&, torch::optim::Optimizer&, const Step&)>
       after_average;
+  std::function<void(DistributedDataParallel&)> after_update;
   uint64_t sample_count = 200;
   // 9 microbatches, the last one short; the last batch of an epoch has 3.
   BatchesOptions batches = {.global_batch = 60, .microbatch = 7, .epochs = 2, .seed = 1};
@@ -79,6 +83,12 @@ struct Plan {
 void train(Context& context, const Plan& plan);
 void print_step(Context& context, const Step& step, const std::string& gradients,
                 DistributedDataParallel& ddp, const torch::nn::Module& model);
+
+/// One parameter "w" of these values.
+struct Weights : torch::nn::Module {
+  explicit Weights(const torch::Tensor& values) : w(register_parameter("w", values.clone())) {}
+  torch::Tensor w;
+};
 
 /// Linear layers with ReLU between them and, where asked for, dropout after each ReLU.
 struct Mlp : torch::nn::Module {

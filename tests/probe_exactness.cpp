@@ -33,7 +33,8 @@ Plan classify(Context& context, std::shared_ptr<Model> model) {
 }
 
 Plan classify_mlp(Context& context, double dropout_rate = 0) {
-  return classify(context, std::make_shared<Mlp>(std::vector<int64_t>{20, 48, 32, 10}, dropout_rate));
+  return classify(context,
+                  std::make_shared<Mlp>(std::vector<int64_t>{20, 48, 32, 10}, dropout_rate));
 }
 
 void dropout(Context& context) { train(context, classify_mlp(context, 0.5)); }
@@ -49,6 +50,13 @@ void wide(Context& context) {
 void long_run(Context& context) {
   auto plan = classify_mlp(context, 0.5);
   plan.batches.epochs = 3;
+  train(context, plan);
+}
+
+// Enough steps for a replica to come first at each point of a step.
+void many_steps(Context& context) {
+  auto plan = classify_mlp(context, 0.5);
+  plan.batches = {.global_batch = 60, .microbatch = 7, .epochs = 0, .steps = 60};
   train(context, plan);
 }
 
@@ -175,6 +183,46 @@ void late_second_firing(Context& context) {
   two_losses(context, [](uint64_t step, uint32_t m) { return step >= 3 && m % 4 == 1; });
 }
 
+// In the very first step one microbatch fires twice, and all replicas repeat that one for the
+// audit.
+void one_fires_twice(Context& context) {
+  two_losses(context, [](uint64_t, uint32_t m) { return m == 0; });
+}
+
+/// As checkpointing does it: forward without a graph, backward computes forward again and runs a
+/// backward pass of its own inside the outer one.
+struct Checkpoint : torch::autograd::Function<Checkpoint> {
+  static Tensor forward(torch::autograd::AutogradContext* saved, const Tensor& input, Mlp* part) {
+    saved->save_for_backward({input});
+    saved->saved_data["part"] = reinterpret_cast<int64_t>(part);
+    return part->forward(input);
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* saved,
+                                                 const torch::autograd::variable_list& gradients) {
+    auto* part = reinterpret_cast<Mlp*>(saved->saved_data["part"].toInt());
+    const torch::AutoGradMode with_grad(true);
+    const auto input = saved->get_saved_variables()[0].detach().requires_grad_(true);
+    part->forward(input).backward(gradients[0]);
+    return {input.grad(), Tensor()};
+  }
+};
+
+struct Checkpointed : torch::nn::Module {
+  torch::nn::Linear first = register_module("first", torch::nn::Linear(20, 16));
+  std::shared_ptr<Mlp> part =
+      register_module("part", std::make_shared<Mlp>(std::vector<int64_t>{16, 24, 16}));
+  torch::nn::Linear last = register_module("last", torch::nn::Linear(16, 10));
+
+  Tensor forward(const Tensor& input) {
+    const auto once = Checkpoint::apply(torch::tanh(first(input)), part.get());
+    return last(Checkpoint::apply(torch::tanh(once), part.get()));
+  }
+};
+
+void checkpointed(Context& context) {
+  train(context, classify(context, std::make_shared<Checkpointed>()));
+}
+
 struct Partly : torch::nn::Module {
   torch::nn::Linear used = register_module("used", torch::nn::Linear(20, 10));
   torch::nn::Linear never = register_module("never", torch::nn::Linear(10, 5));
@@ -268,10 +316,10 @@ void gradient_taken_away(Context& context) {
 }
 
 struct Sparse : torch::nn::Module {
-  torch::nn::Embedding table =
-      register_module("table", torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 8).sparse(true)));
-  torch::nn::Embedding spare =
-      register_module("spare", torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 8).sparse(true)));
+  torch::nn::Embedding table = register_module(
+      "table", torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 8).sparse(true)));
+  torch::nn::Embedding spare = register_module(
+      "spare", torch::nn::Embedding(torch::nn::EmbeddingOptions(10, 8).sparse(true)));
   torch::nn::Linear head = register_module("head", torch::nn::Linear(8, 10));
 
   Tensor forward(const Tensor& input) {
@@ -399,7 +447,7 @@ void with_autocast(Context& context, bool is_cache_cleared) {
 void autocast(Context& context) { with_autocast(context, false); }
 void autocast_cleared(Context& context) { with_autocast(context, true); }
 
-void in_dtype(Context& context, torch::Dtype dtype) {
+void in_dtype(Context& context, torch::Dtype dtype, bool is_adamw = false) {
   const auto model = std::make_shared<Mlp>(std::vector<int64_t>{20, 48, 32, 10});
   model->to(dtype);
   auto plan = classify(context, model);
@@ -412,15 +460,19 @@ void in_dtype(Context& context, torch::Dtype dtype) {
     const auto wide = output.to(dtype == torch::kDouble ? torch::kDouble : torch::kFloat);
     ddp.backward_mean(F::cross_entropy(wide, target), static_cast<double>(target.numel()));
   };
-  plan.optimizer = [](DistributedDataParallel& ddp) {
-    return std::make_unique<SGD>(ddp, torch::optim::SGDOptions(1e-2).momentum(0.9));
-  };
+  if (!is_adamw) {
+    plan.optimizer = [](DistributedDataParallel& ddp) {
+      return std::make_unique<SGD>(ddp, torch::optim::SGDOptions(1e-2).momentum(0.9));
+    };
+  }
   train(context, plan);
 }
 
 void float64(Context& context) { in_dtype(context, torch::kDouble); }
 void bfloat16(Context& context) { in_dtype(context, torch::kBFloat16); }
 void float16(Context& context) { in_dtype(context, torch::kHalf); }
+void float64_adamw(Context& context) { in_dtype(context, torch::kDouble, true); }
+void bfloat16_adamw(Context& context) { in_dtype(context, torch::kBFloat16, true); }
 
 struct Mixed : torch::nn::Module {
   torch::nn::Linear first = register_module("first", torch::nn::Linear(20, 16));
@@ -436,7 +488,9 @@ struct Mixed : torch::nn::Module {
   }
 };
 
-void mixed_dtypes(Context& context) { train(context, classify(context, std::make_shared<Mixed>())); }
+void mixed_dtypes(Context& context) {
+  train(context, classify(context, std::make_shared<Mixed>()));
+}
 
 // ---------------------------------------------------------------------------------- optimizers
 
@@ -587,7 +641,8 @@ void evaluation(Context& context) {
   auto plan = classify(context, model);
   const auto data = std::make_shared<ClassData>(101);
   plan.batches.epochs = 1;
-  plan.after_average = [=, &context](DistributedDataParallel& ddp, Optimizer&, const Step&) {
+  model->dropout->eval();  // each part is given back in its own mode
+  plan.after_update = [=, &context](DistributedDataParallel& ddp) {
     for (const uint64_t microbatch : {1, 7, 101}) {
       const auto result = ddp.evaluate(101, microbatch, [&](const std::vector<size_t>& indices) {
         const auto target = rows(context, data->targets, indices);
@@ -602,7 +657,8 @@ void evaluation(Context& context) {
       });
       print("evaluation " + bits(result.loss) + " " + bits(result.count) + " " +
             bits(result.metrics[0]) + " " + bits(result.metrics[1]) + " training " +
-            std::to_string(model->is_training()));
+            std::to_string(model->is_training()) + std::to_string(model->dropout->is_training()) +
+            std::to_string(model->layers[0]->is_training()));
     }
   };
   train(context, plan);
@@ -630,6 +686,7 @@ std::map<std::string, Scenario> exactness_scenarios() {
   return {{"dropout", dropout},
           {"wide", wide},
           {"long_run", long_run},
+          {"many_steps", many_steps},
           {"two_microbatches", two_microbatches},
           {"one_microbatch", one_microbatch},
           {"no_backward", no_backward},
@@ -639,6 +696,8 @@ std::map<std::string, Scenario> exactness_scenarios() {
           {"two_names", two_names},
           {"two_backwards", two_backwards},
           {"late_second_firing", late_second_firing},
+          {"one_fires_twice", one_fires_twice},
+          {"checkpointed", checkpointed},
           {"unused", unused},
           {"unused_stock", unused_stock},
           {"empty_parameters", empty_parameters},
@@ -655,6 +714,8 @@ std::map<std::string, Scenario> exactness_scenarios() {
           {"float64", float64},
           {"bfloat16", bfloat16},
           {"float16", float16},
+          {"float64_adamw", float64_adamw},
+          {"bfloat16_adamw", bfloat16_adamw},
           {"mixed_dtypes", mixed_dtypes},
           {"stock_adamw", stock_adamw},
           {"stock_adam", stock_adam},

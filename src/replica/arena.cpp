@@ -23,7 +23,8 @@ std::string first_difference(const std::string& ours, const std::string& theirs)
     const size_t our_end = std::min(ours.find('\n', at), ours.size());
     const size_t their_end = std::min(theirs.find('\n', at), theirs.size());
     const std::string our_line = at < ours.size() ? ours.substr(at, our_end - at) : "nothing";
-    const std::string their_line = at < theirs.size() ? theirs.substr(at, their_end - at) : "nothing";
+    const std::string their_line =
+        at < theirs.size() ? theirs.substr(at, their_end - at) : "nothing";
     if (our_line != their_line) return "here: " + our_line + "; there: " + their_line;
     at = our_end + 1;
   }

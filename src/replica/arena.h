@@ -8,6 +8,7 @@
 #include "src/ledger/layout.h"
 #include "src/replica/flat_model.h"
 #include "src/replica/group_state.h"
+#include "src/replica/torch_internals.h"
 
 namespace lockstep::internal {
 
@@ -33,7 +34,9 @@ class Arena {
     base::Hash128 structure;
     uint64_t structure_bytes;
     std::atomic<uint32_t> values_from;  // 1 + rank whose values lie in the mean, at the start
-    std::atomic<uint32_t> ready[ledger::kMostReplicas];  // [rank] incarnation that has them
+    std::atomic<uint32_t> ready[ledger::kMostReplicas];          // [rank] incarnation that has them
+    std::atomic<uint32_t> context_round[ledger::kMostReplicas];  // [rank] round of its context
+    ContextWord context[ledger::kMostReplicas];  // [rank] of its first microbatch in that round
   };
 
   enum class Sharing {
@@ -58,7 +61,9 @@ class Arena {
   /// The mean as this process alone sees it: copy on write.
   std::byte* own_mean() const { return private_mean_.data(); }
   const exchange::Mapping& own_mean_mapping() const { return private_mean_; }
-  std::byte* slot(uint32_t index) const { return shared_.data() + slots_offset_ + index * slot_bytes_; }
+  std::byte* slot(uint32_t index) const {
+    return shared_.data() + slots_offset_ + index * slot_bytes_;
+  }
   void populate_slot(uint32_t index) const;
   void populate_mean() const;
 

@@ -1,5 +1,4 @@
 #include "lockstep/distributed_data_parallel.h"
-
 #include "src/replica/replica_impl.h"
 #include "src/replica/state_hash.h"
 

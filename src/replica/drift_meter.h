@@ -10,9 +10,10 @@
 
 namespace lockstep::internal {
 
-/// How far the copies of a model are apart: the largest absolute difference of any parameter between
-/// any two replicas. Every living replica lays its parameters into shared memory and compares all.
-/// Made on first use: with averaging on that is when the copies' hashes differ, and never otherwise.
+/// How far the copies of a model are apart: the largest absolute difference of any parameter
+/// between any two replicas. Every living replica lays its parameters into shared memory and
+/// compares all. Made on first use: with averaging on that is when the copies' hashes differ, and
+/// never otherwise.
 class DriftMeter {
  public:
   DriftMeter(GroupState& group, const FlatModel& model, uint32_t model_index);

@@ -1,11 +1,13 @@
 #include "src/replica/flat_model.h"
 
 #include <algorithm>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "lockstep/error.h"
 #include "src/base/check.h"
 #include "src/exchange/shared_memory.h"
+#include "src/replica/torch_internals.h"
 #include "src/tree/sum.h"
 
 namespace lockstep::internal {
@@ -27,7 +29,11 @@ void check_parameter(const Entry& entry) {
     throw Error(ErrorCode::kUsage, "parameter " + entry.name + " is " + found + ": " + advice);
   };
   if (!tensor.device().is_cpu()) {
-    refuse("on " + tensor.device().str(), "this build reduces CPU memory; move the model to the CPU");
+    refuse("on " + tensor.device().str(),
+           "this build reduces CPU memory; move the model to the CPU");
+  }
+  if (overlaps_itself(tensor)) {
+    refuse("an expanded tensor, whose elements share memory", "register a tensor of its own");
   }
   if (tensor.layout() != torch::kStrided) {
     refuse("not a dense tensor", "only dense parameters can be reduced");
@@ -36,11 +42,27 @@ void check_parameter(const Entry& entry) {
     case torch::kFloat32:
     case torch::kFloat64:
     case torch::kBFloat16:
-    case torch::kFloat16:
-      return;
+    case torch::kFloat16: return;
     default:
       refuse(std::string("of dtype ") + c10::toString(tensor.scalar_type()),
              "float32, float64, bfloat16 and float16 are supported");
+  }
+}
+
+// Two tensors on one memory would become two copies: tied weights must be one tensor.
+void check_overlap(const std::vector<Entry>& entries) {
+  std::unordered_map<const void*, std::vector<const Entry*>> by_storage;
+  for (const Entry& entry : entries) {
+    if (entry.numel == 0) continue;
+    auto& others = by_storage[entry.tensor.storage().data()];
+    for (const Entry* other : others) {
+      if (!overlap(entry.tensor, other->tensor)) continue;
+      throw Error(ErrorCode::kUsage,
+                  "parameters " + other->name + " and " + entry.name +
+                      " are two tensors on the same memory: to tie weights, register one tensor "
+                      "under both names");
+    }
+    others.push_back(&entry);
   }
 }
 
@@ -68,6 +90,7 @@ void FlatModel::collect(torch::nn::Module& module) {
     structure_ += describe(entry, "parameter");
     parameters_.push_back(std::move(entry));
   }
+  check_overlap(parameters_);
   if (parameters_.empty()) {
     throw Error(ErrorCode::kUsage, "the model has no parameters: nothing to train");
   }
@@ -85,7 +108,8 @@ void FlatModel::collect(torch::nn::Module& module) {
 }
 
 void FlatModel::lay_out() {
-  // float32 first within its plane: there a parameter lies at the same offset as in its flat tensor.
+  // float32 first within its plane: there a parameter lies at the same offset as in its flat
+  // tensor.
   const auto place = [this](Entry& entry, int64_t element_bytes) {
     int64_t& end = plane_sizes_[static_cast<size_t>(entry.plane)];
     entry.offset = end;
@@ -116,8 +140,7 @@ void FlatModel::lay_out() {
     plane_sizes_[plane] = round_up(plane_sizes_[plane], tree::kNormChunk);
     plane_offsets_[plane] = slot_bytes_;
     const uint64_t element = plane == 0 ? 4 : plane == 3 ? 1 : 8;
-    slot_bytes_ +=
-        exchange::round_to_pages(static_cast<uint64_t>(plane_sizes_[plane]) * element);
+    slot_bytes_ += exchange::round_to_pages(static_cast<uint64_t>(plane_sizes_[plane]) * element);
   }
 }
 
@@ -126,9 +149,10 @@ void FlatModel::move_into_flats() {
   for (Entry& entry : parameters_) {
     torch::Tensor& tensor = entry.tensor;
     const bool keeps_strides = tensor.is_non_overlapping_and_dense();
-    const auto strides = keeps_strides ? tensor.strides().vec() : tensor.contiguous().strides().vec();
-    torch::Tensor view = flat_of(tensor.scalar_type())
-                             .as_strided(tensor.sizes(), strides, entry.flat_offset);
+    const auto strides =
+        keeps_strides ? tensor.strides().vec() : tensor.contiguous().strides().vec();
+    torch::Tensor view =
+        flat_of(tensor.scalar_type()).as_strided(tensor.sizes(), strides, entry.flat_offset);
     view.copy_(tensor);
     tensor.set_data(view);
     data_.push_back(tensor.data_ptr());

@@ -1,17 +1,18 @@
 #pragma once
 
-#include <torch/torch.h>
-
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include <torch/torch.h>
 
 #include "src/base/hash.h"
 
 namespace lockstep::internal {
 
-/// Gradient partials are summed in float for float32, bfloat16 and float16 parameters, in double for
-/// float64 parameters and for floating-point buffers (rules 3 and 6); other buffers travel as bytes.
+/// Gradient partials are summed in float for float32, bfloat16 and float16 parameters, in double
+/// for float64 parameters and for floating-point buffers (rules 3 and 6); other buffers travel as
+/// bytes.
 enum class Plane : uint32_t { kFloat = 0, kDouble, kBuffers, kBytes };
 inline constexpr size_t kPlaneCount = 4;
 

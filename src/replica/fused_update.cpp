@@ -43,9 +43,10 @@ const Entry& FusedUpdate::entry_of(const torch::Tensor& tensor) const {
   for (const Entry& entry : model().parameters()) {
     if (entry.tensor.is_same(tensor)) return entry;
   }
-  throw Error(ErrorCode::kUsage,
-              "the optimizer was given a tensor that is no parameter of the wrapped model: lockstep's "
-              "optimizers update the parameters of one DistributedDataParallel");
+  throw Error(
+      ErrorCode::kUsage,
+      "the optimizer was given a tensor that is no parameter of the wrapped model: lockstep's "
+      "optimizers update the parameters of one DistributedDataParallel");
 }
 
 void FusedUpdate::set_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups) {
@@ -79,7 +80,8 @@ std::vector<Segment> FusedUpdate::segments(const std::function<Progress(const En
     bool last_in_place = false;
     for (const Entry* entry : by_place_[flat]) {
       const auto group = group_of_.find(entry->tensor.unsafeGetTensorImpl());
-      if (group == group_of_.end() || !entry->tensor.grad().defined() || entry->numel == 0) continue;
+      if (group == group_of_.end() || !entry->tensor.grad().defined() || entry->numel == 0)
+        continue;
       const Progress now = progress(*entry);
       const bool in_place = replica_->is_own_mean(*entry, entry->tensor.grad());
       Segment* last = segments.empty() ? nullptr : &segments.back();
@@ -98,10 +100,9 @@ std::vector<Segment> FusedUpdate::segments(const std::function<Progress(const En
   return segments;
 }
 
-void FusedUpdate::run(
-    const std::function<Progress(const Entry&)>& progress,
-    const std::function<void(const Segment&, torch::Tensor, torch::Tensor,
-                             const std::vector<torch::Tensor>&)>& kernel) {
+void FusedUpdate::run(const std::function<Progress(const Entry&)>& progress,
+                      const std::function<void(const Segment&, torch::Tensor, torch::Tensor,
+                                               const std::vector<torch::Tensor>&)>& kernel) {
   replica_->begin_update();
   const torch::NoGradGuard no_grad;
   const double norm = replica_->last_norm();

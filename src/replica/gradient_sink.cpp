@@ -67,7 +67,8 @@ void GradientSink::abandon() {
   const torch::NoGradGuard no_grad;
   for (size_t i = 0; i < kept_buffers_.size(); ++i) {
     const Entry& entry = model_.buffers()[i];
-    if (!same_bits(entry.tensor.contiguous(), kept_buffers_[i])) entry.tensor.copy_(kept_buffers_[i]);
+    if (!same_bits(entry.tensor.contiguous(), kept_buffers_[i]))
+      entry.tensor.copy_(kept_buffers_[i]);
   }
   is_open_ = false;
 }
@@ -158,8 +159,9 @@ bool GradientSink::close(bool had_backward) {
     const Entry& entry = model_.parameters()[i];
     if (fired_[i] != 0 && firing_[i] != Firing::kOnce) {
       if (entry.tensor.grad().defined()) take(i);
-      firing_[i] = fired_[i] > 1 ? Firing::kMany
-                                 : firing_[i] == Firing::kUnknown ? Firing::kOnce : firing_[i];
+      firing_[i] = fired_[i] > 1                    ? Firing::kMany
+                   : firing_[i] == Firing::kUnknown ? Firing::kOnce
+                                                    : firing_[i];
     } else if (fired_[i] == 0 && target_ != Target::kHash && !work_->siblings.empty()) {
       carry_over(entry);
     }

@@ -1,11 +1,11 @@
 #pragma once
 
-#include <torch/torch.h>
-
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
+
+#include <torch/torch.h>
 
 #include "src/ledger/ledger.h"
 #include "src/replica/arena.h"
@@ -14,7 +14,8 @@
 namespace lockstep::internal {
 
 /// Takes gradients from autograd as backward finishes them and merges each with its siblings into
-/// the microbatch's slot in one pass, while it is in cache: nothing is zeroed, nothing copied twice.
+/// the microbatch's slot in one pass, while it is in cache: nothing is zeroed, nothing copied
+/// twice.
 ///
 /// A parameter's leaf is the sum of all its firings in the microbatch (rule 4). Parameters known to
 /// fire once are taken at their first firing; the others stay in .grad(), where autograd adds their
@@ -37,9 +38,9 @@ class GradientSink {
   void open(Target target, const ledger::Work& work, ledger::Ledger& ledger);
   bool is_open() const { return is_open_; }
 
-  /// Completes the leaf: what fired is merged, what only siblings have is carried over, buffers that
-  /// a backward's forward pass changed are added where `had_backward`. False: spoiled, compute again.
-  /// Buffers are set back to the step's in any case.
+  /// Completes the leaf: what fired is merged, what only siblings have is carried over, buffers
+  /// that a backward's forward pass changed are added where `had_backward`. False: spoiled, compute
+  /// again. Buffers are set back to the step's in any case.
   [[nodiscard]] bool close(bool had_backward);
 
   /// Drops what has come since open().
@@ -68,8 +69,8 @@ class GradientSink {
 
   FlatModel& model_;
   Arena& arena_;
-  std::vector<Firing> firing_;      // [parameter]
-  std::vector<uint32_t> fired_;     // [parameter] firings in this microbatch
+  std::vector<Firing> firing_;   // [parameter]
+  std::vector<uint32_t> fired_;  // [parameter] firings in this microbatch
   std::vector<uint64_t> leaf_hashes_;
   std::vector<torch::Tensor> kept_buffers_;  // [buffer]
   bool is_open_ = false;

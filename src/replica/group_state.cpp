@@ -85,10 +85,11 @@ GroupState::GroupState(const GroupOptions& options) {
   if (const auto environment = launch::worker_environment_from_environ()) {
     join(*environment);
   } else if (const auto foreign = launch::foreign_launcher()) {
-    throw Error(ErrorCode::kEnvironment,
-                "this process was started by another launcher (" + *foreign +
-                    "), which lockstep cannot join yet: start the program with `lockstep run -n N -- "
-                    "PROGRAM`, or unset those variables to run it alone");
+    throw Error(
+        ErrorCode::kEnvironment,
+        "this process was started by another launcher (" + *foreign +
+            "), which lockstep cannot join yet: start the program with `lockstep run -n N -- "
+            "PROGRAM`, or unset those variables to run it alone");
   } else {
     make_group_of_one();
   }
@@ -135,9 +136,9 @@ bool GroupState::ended_by_fault(uint16_t incarnation) const {
 void GroupState::at(ledger::Point point) {
   if (drills_.empty()) return;
   for (const Drill& drill : drills_) {
-    const bool here = drill.point ? *drill.point == point
-                                  : point == ledger::Point::kLeafDone ||
-                                        point == ledger::Point::kApplying;
+    const bool here = drill.point
+                          ? *drill.point == point
+                          : point == ledger::Point::kLeafDone || point == ledger::Point::kApplying;
     if (drill.step != step_ || !here) continue;
     if (link_) link_->announce_drill();
     ::kill(::getpid(), SIGKILL);
@@ -154,9 +155,10 @@ void GroupState::set_position(uint64_t step, uint32_t microbatch) {
 
 void GroupState::report(const exchange::StepReport& report) {
   if (control_->reporting.load(std::memory_order_relaxed) == 0) return;
-  wait("the launcher to read the reports",
-       [&] { return exchange::push_report(*control_, rank_, report); },
-       [] { return std::vector<uint32_t>{}; });
+  wait(
+      "the launcher to read the reports",
+      [&] { return exchange::push_report(*control_, rank_, report); },
+      [] { return std::vector<uint32_t>{}; });
 }
 
 std::vector<uint32_t> GroupState::living_ranks() const {
@@ -168,9 +170,8 @@ std::vector<uint32_t> GroupState::living_ranks() const {
   return ranks;
 }
 
-exchange::Descriptor GroupState::arena(
-    uint32_t index, uint64_t size_bytes,
-    const std::function<void(exchange::Descriptor&)>& prepare) {
+exchange::Descriptor GroupState::arena(uint32_t index, uint64_t size_bytes,
+                                       const std::function<void(exchange::Descriptor&)>& prepare) {
   const std::string name = "lockstep-arena-" + std::to_string(index);
   const auto make = [&] {
     exchange::Descriptor memory = exchange::make_shared_memory(name, size_bytes);
@@ -186,13 +187,14 @@ exchange::Descriptor GroupState::arena(
     }
     auto arena = link_->request_arena(index, std::chrono::milliseconds(200));
     if (arena) return std::move(arena->memory);
-    const auto waited = std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - started);
+    const auto waited =
+        std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - started);
     if (control_->timeout_ms != 0 && static_cast<uint64_t>(waited.count()) > control_->timeout_ms) {
-      throw Error(ErrorCode::kPeer,
-                  "rank " + std::to_string(rank_) + " waited " +
-                      std::to_string(waited.count() / 1000) + " s for rank " +
-                      std::to_string(living_ranks().front()) + " to wrap model " +
-                      std::to_string(index) + ": do all replicas construct the same models?");
+      throw Error(ErrorCode::kPeer, "rank " + std::to_string(rank_) + " waited " +
+                                        std::to_string(waited.count() / 1000) + " s for rank " +
+                                        std::to_string(living_ranks().front()) + " to wrap model " +
+                                        std::to_string(index) +
+                                        ": do all replicas construct the same models?");
     }
   }
 }
@@ -218,7 +220,7 @@ void GroupState::wait(const char* what, const std::function<bool()>& ready,
       }
       deadline = Clock::now() + std::chrono::milliseconds(control_->timeout_ms);
     }
-    event_->wait(seen, kWaitSliceMs);
+    event_->wait(seen, kWaitSliceMs, ready);
   }
 }
 

@@ -39,6 +39,7 @@ class GroupState : public ledger::Host {
   uint32_t threads() const { return threads_; }
   uint16_t incarnation() const { return incarnation_; }
   exchange::ControlBlock& control() { return *control_; }
+  exchange::Event& event() { return *event_; }
 
   /// Numbers the models wrapped in this process: every replica wraps them in the same order.
   uint32_t next_model() { return model_count_++; }

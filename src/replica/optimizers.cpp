@@ -19,6 +19,29 @@ std::vector<torch::optim::OptimizerParamGroup> one_group(DistributedDataParallel
   return {torch::optim::OptimizerParamGroup(std::move(parameters))};
 }
 
+// LibTorch 2.13's fused SGD reads a bfloat16 or float16 momentum as if it were float32, beyond the
+// tensor's end: such a chunk is computed in float32 and rounded once.
+void fused_sgd(torch::Tensor parameters, torch::Tensor gradients,
+               std::vector<torch::Tensor> momenta, const torch::optim::SGDOptions& options,
+               bool is_first) {
+  const auto update = [&](torch::Tensor& parameter, torch::Tensor& gradient,
+                          std::vector<torch::Tensor>& momentum) {
+    at::_fused_sgd_({parameter}, {gradient}, momentum, options.weight_decay(), options.momentum(),
+                    options.lr(), options.dampening(), options.nesterov(), /*maximize=*/false,
+                    is_first);
+  };
+  const auto dtype = parameters.scalar_type();
+  if (momenta.empty() || (dtype != torch::kBFloat16 && dtype != torch::kFloat16)) {
+    return update(parameters, gradients, momenta);
+  }
+  torch::Tensor parameter = parameters.to(torch::kFloat32);
+  torch::Tensor gradient = gradients.to(torch::kFloat32);
+  std::vector<torch::Tensor> momentum = {momenta[0].to(torch::kFloat32)};
+  update(parameter, gradient, momentum);
+  parameters.copy_(parameter);
+  momenta[0].copy_(momentum[0]);
+}
+
 // The state tensor must be our view of the flat state; after load() it is a tensor of its own.
 void adopt(torch::Tensor& state, const torch::Tensor& view) {
   if (state.defined() && state.data_ptr() == view.data_ptr()) return;
@@ -62,15 +85,17 @@ torch::Tensor AdamW::step(LossClosure closure) {
     auto& state = static_cast<torch::optim::AdamWParamState&>(*slot);
     adopt(state.exp_avg(), update_->state_view(entry, 0));
     adopt(state.exp_avg_sq(), update_->state_view(entry, 1));
+    if (update_->state_count() > 2) adopt(state.max_exp_avg_sq(), update_->state_view(entry, 2));
     state.step(state.step() + 1);
     return FusedUpdate::Progress{state.step(), false};
   };
   update_->run(progress, [this](const Segment& segment, torch::Tensor parameters,
                                 torch::Tensor gradients, const std::vector<torch::Tensor>& states) {
-    const auto& options = static_cast<const torch::optim::AdamWOptions&>(
-        param_groups()[segment.group].options());
+    const auto& options =
+        static_cast<const torch::optim::AdamWOptions&>(param_groups()[segment.group].options());
     const auto [beta1, beta2] = options.betas();
-    const torch::Tensor step = torch::scalar_tensor(static_cast<double>(segment.step), torch::kFloat32);
+    const torch::Tensor step =
+        torch::scalar_tensor(static_cast<double>(segment.step), torch::kFloat32);
     std::vector<torch::Tensor> largest;
     if (options.amsgrad()) largest.push_back(states[2]);
     at::_fused_adamw_({parameters}, {gradients}, {states[0]}, {states[1]}, largest, {step},
@@ -81,11 +106,13 @@ torch::Tensor AdamW::step(LossClosure closure) {
 }
 
 void AdamW::save(torch::serialize::OutputArchive& archive) const {
-  torch::optim::serialize<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(archive, *this);
+  torch::optim::serialize<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(archive,
+                                                                                     *this);
 }
 
 void AdamW::load(torch::serialize::InputArchive& archive) {
-  torch::optim::serialize<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(archive, *this);
+  torch::optim::serialize<torch::optim::AdamWParamState, torch::optim::AdamWOptions>(archive,
+                                                                                     *this);
 }
 
 // -- SGD ------------------------------------------------------------------------------------------
@@ -125,9 +152,7 @@ torch::Tensor SGD::step(LossClosure closure) {
         static_cast<const torch::optim::SGDOptions&>(param_groups()[segment.group].options());
     std::vector<torch::Tensor> momenta;
     if (options.momentum() != 0) momenta.push_back(states[0]);
-    at::_fused_sgd_({parameters}, {gradients}, momenta, options.weight_decay(), options.momentum(),
-                    options.lr(), options.dampening(), options.nesterov(), /*maximize=*/false,
-                    segment.is_first);
+    fused_sgd(parameters, gradients, momenta, options, segment.is_first);
   });
   return loss;
 }

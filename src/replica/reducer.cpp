@@ -68,12 +68,9 @@ std::vector<const T*> Reducer::inputs(Plane plane, int64_t offset, uint32_t bit)
 void Reducer::reduce(uint32_t index) {
   const Bucket& bucket = buckets_[index];
   switch (bucket.plane) {
-    case Plane::kFloat:
-      return reduce_plane<float>(bucket);
-    case Plane::kDouble:
-      return reduce_plane<double>(bucket);
-    default:
-      return reduce_buffers();
+    case Plane::kFloat: return reduce_plane<float>(bucket);
+    case Plane::kDouble: return reduce_plane<double>(bucket);
+    default: return reduce_buffers();
   }
 }
 
@@ -82,10 +79,9 @@ void Reducer::reduce_plane(const Bucket& bucket) {
   T* mean = reinterpret_cast<T*>(arena_.mean() + model_.plane_offset_bytes(bucket.plane));
   const auto& entries = by_place_[static_cast<size_t>(bucket.plane)];
   // Entries that overlap [begin, end).
-  auto first = std::upper_bound(entries.begin(), entries.end(), bucket.begin,
-                                [](int64_t at, const Entry* entry) {
-                                  return at < entry->offset + entry->numel;
-                                });
+  auto first = std::upper_bound(
+      entries.begin(), entries.end(), bucket.begin,
+      [](int64_t at, const Entry* entry) { return at < entry->offset + entry->numel; });
   auto last = first;
   bool all_touched = true;
   for (; last != entries.end() && (*last)->offset < bucket.end; ++last) {
@@ -95,7 +91,7 @@ void Reducer::reduce_plane(const Bucket& bucket) {
   if (all_touched) {
     // Padding is zero in every slot, so the whole bucket is one stretch.
     plan_->mean<T>(mean + bucket.begin, inputs<T>(bucket.plane, bucket.begin, UINT32_MAX), count_,
-                     size);
+                   size);
   } else {
     std::fill_n(mean + bucket.begin, size, T{0});
     for (; first != last; ++first) {
@@ -104,11 +100,12 @@ void Reducer::reduce_plane(const Bucket& bucket) {
       const int64_t end = std::min(entry.offset + entry.numel, bucket.end);
       if (begin >= end) continue;
       plan_->mean<T>(mean + begin, inputs<T>(bucket.plane, begin, entry.bit), count_,
-                       static_cast<size_t>(end - begin));
+                     static_cast<size_t>(end - begin));
     }
   }
   double* squares = arena_.chunk_squares();
-  if (bucket.plane == Plane::kDouble) squares += model_.plane_size(Plane::kFloat) / tree::kNormChunk;
+  if (bucket.plane == Plane::kDouble)
+    squares += model_.plane_size(Plane::kFloat) / tree::kNormChunk;
   for (int64_t at = bucket.begin; at < bucket.end; at += tree::kNormChunk) {
     squares[at / tree::kNormChunk] = tree::chunk_of_squares<T>(mean + at, tree::kNormChunk);
   }
@@ -120,8 +117,8 @@ void Reducer::reduce_buffers() {
     std::byte* plane = arena_.mean() + model_.plane_offset_bytes(entry.plane);
     if (entry.plane == Plane::kBuffers) {
       plan_->mean<double>(reinterpret_cast<double*>(plane) + entry.offset,
-                            inputs<double>(entry.plane, entry.offset, entry.bit),
-                            static_cast<double>(backward_count_), static_cast<size_t>(entry.numel));
+                          inputs<double>(entry.plane, entry.offset, entry.bit),
+                          static_cast<double>(backward_count_), static_cast<size_t>(entry.numel));
       continue;
     }
     const uint8_t* value = nullptr;

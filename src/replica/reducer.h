@@ -18,8 +18,9 @@ class Reducer {
  public:
   Reducer(const FlatModel& model, Arena& arena, const std::vector<Bucket>& buckets);
 
-  /// REQUIRES: the batch is done. `count`: the denominator; `backward_count`: microbatches that ended
-  /// with a backward, the denominator of buffers. False: the others have finished the step already.
+  /// REQUIRES: the batch is done. `count`: the denominator; `backward_count`: microbatches that
+  /// ended with a backward, the denominator of buffers. False: the others have finished the step
+  /// already.
   [[nodiscard]] bool start(const ledger::Ledger& ledger, double count, uint32_t backward_count);
 
   void reduce(uint32_t bucket);

@@ -26,6 +26,28 @@ double seconds_between(std::chrono::steady_clock::time_point from,
   return std::chrono::duration<double>(to - from).count();
 }
 
+// Puts a module into evaluation mode and, at the end, each of its parts back into its own.
+class EvaluationMode {
+ public:
+  explicit EvaluationMode(torch::nn::Module& module) : modes_{{&module, module.is_training()}} {
+    for (const auto& part : module.modules(/*include_self=*/false)) {
+      modes_.emplace_back(part.get(), part->is_training());
+    }
+    module.eval();
+  }
+  ~EvaluationMode() {
+    // Parents come first: each call reaches the parts below, which are then set one by one.
+    for (const auto& [part, is_training] : modes_) {
+      if (part->is_training() != is_training) part->train(is_training);
+    }
+  }
+  EvaluationMode(const EvaluationMode&) = delete;
+  EvaluationMode& operator=(const EvaluationMode&) = delete;
+
+ private:
+  std::vector<std::pair<torch::nn::Module*, bool>> modes_;
+};
+
 }  // namespace
 
 ReplicaImpl::ReplicaImpl(const Group& group, torch::nn::Module& module,
@@ -96,7 +118,8 @@ void ReplicaImpl::throw_failure() {
       }
       throw Error(ErrorCode::kData,
                   "microbatch " + std::to_string(failure.microbatch) + " of " + where +
-                      " (samples " + samples + ") made two replicas fail one after the other; the "
+                      " (samples " + samples +
+                      ") made two replicas fail one after the other; the "
                       "same computation would end any replica, so the run ends. See their last "
                       "lines for the cause");
     }
@@ -110,9 +133,10 @@ void ReplicaImpl::throw_failure() {
                   "the copies of the model differ after " +
                       std::string(step_number_ > 1 ? "step " + std::to_string(step_number_ - 1)
                                                    : "the start") +
-                      ": rank " + std::to_string(failure.other_rank) + " against the lowest rank, " +
-                      "first in parameter " + (drift.parameter.empty() ? "?" : drift.parameter) +
-                      ", by at most " + std::to_string(drift.largest) +
+                      ": rank " + std::to_string(failure.other_rank) +
+                      " against the lowest rank, " + "first in parameter " +
+                      (drift.parameter.empty() ? "?" : drift.parameter) + ", by at most " +
+                      std::to_string(drift.largest) +
                       ". Something changed parameters or gradients on one replica only: an update "
                       "under `if (rank == 0)`, a load, random numbers outside the microbatches");
     }
@@ -163,7 +187,8 @@ void ReplicaImpl::broadcast_values() {
     }
     return ranks;
   };
-  group_->wait("all replicas to wrap the model", [&] { return missing().empty(); }, missing);
+  group_->wait(
+      "all replicas to wrap the model", [&] { return missing().empty(); }, missing);
 }
 
 void ReplicaImpl::reserve_slots(uint32_t microbatch_count) {
@@ -195,7 +220,8 @@ std::string ReplicaImpl::memory_plan() const {
          std::to_string(buckets_.size()) + " buckets";
 }
 
-// -- The loop over microbatches --------------------------------------------------------------------
+// -- The loop over microbatches
+// --------------------------------------------------------------------
 
 void ReplicaImpl::begin_round(const Batch& batch) {
   check_not_in_loop("microbatches()");
@@ -212,9 +238,11 @@ void ReplicaImpl::begin_round(const Batch& batch) {
     const auto first = static_cast<uint32_t>(count * uint64_t{group_->rank()} / size);
     const auto end = static_cast<uint32_t>(count * (uint64_t{group_->rank()} + 1) / size);
     if (first == end) {
-      throw Error(ErrorCode::kUsage, "with averaging off each replica needs a microbatch of its own, "
-                                     "but step " + std::to_string(batch.step() + 1) + " has " +
-                                     std::to_string(count) + " for " + std::to_string(size));
+      throw Error(ErrorCode::kUsage,
+                  "with averaging off each replica needs a microbatch of its own, "
+                  "but step " +
+                      std::to_string(batch.step() + 1) + " has " + std::to_string(count) + " for " +
+                      std::to_string(size));
     }
     first_microbatch_ = first;
     count = end - first;
@@ -237,17 +265,19 @@ void ReplicaImpl::begin_round(const Batch& batch) {
   audited_.reset();
   audit_queue_.clear();
   audit_is_planned_ = false;
+  if (is_audited_) std::fill_n(arena_.audit_hashes(ledger_.rank()), model_.parameters().size(), 0);
 }
 
 void ReplicaImpl::advance() {
   ledger::Turn turn = ledger::Turn::kWait;
   const auto before = Clock::now();
-  group_->wait("microbatches that other replicas compute",
-               [&] {
-                 turn = ledger_.next(work_);
-                 return turn != ledger::Turn::kWait;
-               },
-               [this] { return members_behind(); });
+  group_->wait(
+      "microbatches that other replicas compute",
+      [&] {
+        turn = ledger_.next(work_);
+        return turn != ledger::Turn::kWait;
+      },
+      [this] { return members_behind(); });
   timings_.wait += seconds_between(before, Clock::now());
   mark_ = Clock::now();
   if (turn == ledger::Turn::kFailed) throw_failure();
@@ -294,6 +324,34 @@ void ReplicaImpl::open_microbatch() {
   clear_autocast_cache();
   seed_microbatch(m);
   context_ = ContextWord::now();
+  post_context();
+}
+
+// Settings that differ between replicas would make bits depend on who computed what: each shows its
+// own once a round.
+void ReplicaImpl::post_context() {
+  Arena::Head& head = arena_.head();
+  const uint32_t rank = ledger_.rank();
+  if (head.context_round[rank].load(kRelaxed) == ledger_.round()) return;
+  head.context[rank] = context_;
+  head.context_round[rank].store(ledger_.round(), std::memory_order_release);
+}
+
+void ReplicaImpl::compare_contexts() {
+  const Arena::Head& head = arena_.head();
+  std::optional<uint32_t> first;
+  for (uint32_t rank = 0; rank < ledger_.rank_count(); ++rank) {
+    if (head.context_round[rank].load(std::memory_order_acquire) != ledger_.round()) continue;
+    if (!first) first = rank;
+    const auto found = head.context[*first].difference(head.context[rank]);
+    if (!found) continue;
+    ledger_.fail(ledger::FailureKind::kOther, UINT32_MAX, rank,
+                 found->name + " is " + std::to_string(found->here) + " on rank " +
+                     std::to_string(*first) + " and " + std::to_string(found->there) + " on rank " +
+                     std::to_string(rank) +
+                     ": it decides last bits, so set it alike on all replicas");
+    throw_failure();
+  }
 }
 
 // One bijection per wrapped model, of a counter over steps and microbatches: no two microbatches of
@@ -320,10 +378,11 @@ void ReplicaImpl::record(size_t which, double value) {
 void ReplicaImpl::backward(const torch::Tensor& loss, double count, bool is_mean) {
   const char* call = is_mean ? "backward_mean()" : "backward_sum()";
   const auto refuse = [&](const std::string& why) {
-    throw Error(ErrorCode::kUsage, std::string(call) + " in step " + std::to_string(step_number_) +
-                                       ": " + why);
+    throw Error(ErrorCode::kUsage,
+                std::string(call) + " in step " + std::to_string(step_number_) + ": " + why);
   };
-  if (!is_open_) refuse("no microbatch is open; call it inside the loop over ddp.microbatches(batch)");
+  if (!is_open_)
+    refuse("no microbatch is open; call it inside the loop over ddp.microbatches(batch)");
   if (!(count >= 0) || std::isinf(count)) {
     refuse("count " + std::to_string(count) + "; a finite number of 0 or more is expected");
   }
@@ -338,18 +397,20 @@ void ReplicaImpl::backward(const torch::Tensor& loss, double count, bool is_mean
 
 void ReplicaImpl::finish_current() {
   if (!is_open_) return;
-  const std::string difference = context_.difference(ContextWord::now());
-  if (!difference.empty()) {
-    throw Error(ErrorCode::kUsage,
-                "during microbatch " + std::to_string(current_.index_) + " of step " +
-                    std::to_string(step_number_) + " on rank " + std::to_string(group_->rank()) +
-                    ", " + difference + ": it decides last bits, so it must stay the same");
+  if (const auto changed = context_.difference(ContextWord::now())) {
+    throw Error(ErrorCode::kUsage, "during microbatch " + std::to_string(current_.index_) +
+                                       " of step " + std::to_string(step_number_) + " on rank " +
+                                       std::to_string(group_->rank()) + ", " + changed->name +
+                                       " was " + std::to_string(changed->here) + " and became " +
+                                       std::to_string(changed->there) +
+                                       ": it decides last bits, so it must stay the same");
   }
   is_open_ = false;
   const bool is_repetition = current_.is_audit_;
   const bool complete = sink_.close(backward_calls_ != 0 && !is_repetition);
   if (is_repetition) {
-    finish_audit();
+    if (complete)
+      finish_audit();  // else the same repetition once more, now knowing who fires again
   } else if (!complete) {
     ledger_.give_back(work_);  // a parameter fired again: compute it once more, now knowing
     if (audited_ == work_.microbatch) audited_.reset();
@@ -382,10 +443,11 @@ void ReplicaImpl::leave_loop() noexcept {
   ledger_.arrive();
 }
 
-// -- The audit (rule 13) ---------------------------------------------------------------------------
+// -- The audit (rule 13)
+// ---------------------------------------------------------------------------
 
-// After its own share a replica computes the microbatch that all others compute too, and repeats its
-// first one after another. The queue is worked from its back.
+// After its own share a replica computes the microbatch that all others compute too, and repeats
+// its first one after another. The queue is worked from its back.
 void ReplicaImpl::plan_audit() {
   audit_is_planned_ = true;
   if (!audited_) {  // the others left nothing for this replica to compute
@@ -426,8 +488,10 @@ void ReplicaImpl::finish_audit() {
     for (size_t i = 0; i < audited_hashes_.size(); ++i) {
       if (audited_hashes_[i] == sink_.leaf_hashes()[i]) continue;
       const std::string text =
-          "microbatch " + std::to_string(microbatch) + " is not a pure function of parameters and "
-          "samples: the gradient of " + model_.parameters()[i].name +
+          "microbatch " + std::to_string(microbatch) +
+          " is not a pure function of parameters and "
+          "samples: the gradient of " +
+          model_.parameters()[i].name +
           " differs on the second computation by the same replica. Look for state that a forward "
           "pass leaves behind (caches, counters, clocks, own random generators)";
       ledger_.fail(ledger::FailureKind::kOther, microbatch, group_->rank(), text);
@@ -440,13 +504,20 @@ void ReplicaImpl::compare_audit_hashes() {
   std::optional<uint32_t> first;
   for (uint32_t rank = 0; rank < group_->size(); ++rank) {
     if (!ledger_.is_living_member(rank) || ledger_.is_joining(rank)) continue;
+    // All absent: it left its loop early and posted nothing.
+    const uint64_t* hashes = arena_.audit_hashes(rank);
+    if (std::all_of(hashes, hashes + model_.parameters().size(),
+                    [](uint64_t h) { return h == 0; })) {
+      continue;
+    }
     if (!first) first = rank;
     for (size_t i = 0; i < model_.parameters().size(); ++i) {
       if (arena_.audit_hashes(rank)[i] == arena_.audit_hashes(*first)[i]) continue;
       ledger_.fail(ledger::FailureKind::kOther, 0, rank,
                    "microbatch 0 gives another gradient of " + model_.parameters()[i].name +
                        " on rank " + std::to_string(rank) + " than on rank " +
-                       std::to_string(*first) + ", from equal parameters and samples. Look for "
+                       std::to_string(*first) +
+                       ", from equal parameters and samples. Look for "
                        "what differs between the processes: environment, files read in the "
                        "forward pass, the rank itself");
       throw_failure();
@@ -454,7 +525,8 @@ void ReplicaImpl::compare_audit_hashes() {
   }
 }
 
-// -- The step ---------------------------------------------------------------------------------------
+// -- The step
+// ---------------------------------------------------------------------------------------
 
 Step ReplicaImpl::average() {
   check_not_in_loop("average()");
@@ -476,18 +548,20 @@ Step ReplicaImpl::average() {
 
 void ReplicaImpl::wait_for_batch() {
   const auto before = Clock::now();
-  group_->wait("the rest of the batch",
-               [this] {
-                 if (ledger_.failure() != nullptr) throw_failure();
-                 if (ledger_.all_done()) return true;
-                 if (ledger_.all_arrived()) {
-                   ledger_.fail(ledger::FailureKind::kUnclaimed, UINT32_MAX, 0, "");
-                 }
-                 return false;
-               },
-               [this] { return members_behind(); });
-  group_->wait("the other replicas' last update", [this] { return ledger_.all_applied_last(); },
-               [this] { return members_behind(); });
+  group_->wait(
+      "the rest of the batch",
+      [this] {
+        if (ledger_.failure() != nullptr) throw_failure();
+        if (ledger_.all_done()) return true;
+        if (ledger_.all_arrived()) {
+          ledger_.fail(ledger::FailureKind::kUnclaimed, UINT32_MAX, 0, "");
+        }
+        return false;
+      },
+      [this] { return members_behind(); });
+  group_->wait(
+      "the other replicas' last update", [this] { return ledger_.all_applied_last(); },
+      [this] { return members_behind(); });
   timings_.wait += seconds_between(before, Clock::now());
 }
 
@@ -509,7 +583,7 @@ void ReplicaImpl::reduce_buckets() {
   ledger::CommitRecord sums{};
   uint32_t backward_count = 0;
   sum_records(sums, backward_count);
-  if (sums.count <= 0) {
+  if (sums.count <= 0 && !ledger_.is_committed()) {  // else these may be the next step's counts
     throw Error(ErrorCode::kData, "step " + std::to_string(step_number_) +
                                       ": the counts of all microbatches add up to 0, so there is "
                                       "nothing to divide by (no backward, or every target masked)");
@@ -523,16 +597,17 @@ void ReplicaImpl::reduce_buckets() {
   for (;;) {
     uint32_t bucket = 0;
     const auto before = Clock::now();
-    group_->wait("buckets that other replicas reduce",
-                 [&] {
-                   if (ledger_.is_committed()) {
-                     turn = ledger::Turn::kDone;
-                   } else {
-                     turn = ledger_.next_bucket(bucket);
-                   }
-                   return turn != ledger::Turn::kWait;
-                 },
-                 [this] { return members_behind(); });
+    group_->wait(
+        "buckets that other replicas reduce",
+        [&] {
+          if (ledger_.is_committed()) {
+            turn = ledger::Turn::kDone;
+          } else {
+            turn = ledger_.next_bucket(bucket);
+          }
+          return turn != ledger::Turn::kWait;
+        },
+        [this] { return members_behind(); });
     waited += seconds_between(before, Clock::now());
     if (turn == ledger::Turn::kFailed) throw_failure();
     if (turn == ledger::Turn::kDone) break;
@@ -556,15 +631,17 @@ void ReplicaImpl::write_record() {
 Step ReplicaImpl::commit() {
   const auto before = Clock::now();
   ledger::Turn turn = ledger::Turn::kWait;
-  group_->wait("the commit of the step",
-               [&] {
-                 if (is_audited_ && !ledger_.is_committed() && !ledger_.all_arrived()) return false;
-                 turn = ledger_.claim_commit(options_.averaging);
-                 return turn != ledger::Turn::kWait;
-               },
-               [this] { return members_behind(); });
+  group_->wait(
+      "the commit of the step",
+      [&] {
+        if (is_audited_ && !ledger_.is_committed() && !ledger_.all_arrived()) return false;
+        turn = ledger_.claim_commit(options_.averaging);
+        return turn != ledger::Turn::kWait;
+      },
+      [this] { return members_behind(); });
   if (turn == ledger::Turn::kFailed) throw_failure();
   if (turn == ledger::Turn::kYours) {
+    compare_contexts();
     if (is_audited_) compare_audit_hashes();
     write_record();
     ledger_.commit();
@@ -653,12 +730,11 @@ torch::Tensor ReplicaImpl::own_mean_stretch(const Entry& entry, int64_t size) co
                           {size}, entry.tensor.options().requires_grad(false));
 }
 
-// float32 parameters come first in the float plane, float64 are alone in theirs: there a place in the
-// flat tensor and in the plane are the same.
+// float32 parameters come first in the float plane, float64 are alone in theirs: there a place in
+// the flat tensor and in the plane are the same.
 torch::Tensor ReplicaImpl::own_mean_stretch_of(size_t flat, int64_t begin, int64_t size) const {
   const torch::Tensor& tensor = model_.flats()[flat];
-  std::byte* plane =
-      arena_.own_mean() + model_.plane_offset_bytes(plane_of(tensor.scalar_type()));
+  std::byte* plane = arena_.own_mean() + model_.plane_offset_bytes(plane_of(tensor.scalar_type()));
   return torch::from_blob(plane + static_cast<uint64_t>(begin) * tensor.element_size(), {size},
                           tensor.options());
 }
@@ -695,13 +771,13 @@ Evaluation ReplicaImpl::evaluate(
     throw Error(ErrorCode::kUsage, "evaluate() was called between microbatches() and average()");
   }
   if (sample_count == 0 || microbatch == 0) {
-    throw Error(ErrorCode::kUsage, "evaluate() needs at least 1 sample and a microbatch of at least 1");
+    throw Error(ErrorCode::kUsage,
+                "evaluate() needs at least 1 sample and a microbatch of at least 1");
   }
   settle();
   drop_old_means();
-  const bool was_training = module_.is_training();
+  const EvaluationMode evaluation_mode(module_);
   const torch::NoGradGuard no_grad;
-  module_.eval();
   Evaluation total;
   const uint64_t all = (sample_count + microbatch - 1) / microbatch;
   for (uint64_t first = 0; first < all; first += ledger::kMostMicrobatches) {
@@ -713,7 +789,6 @@ Evaluation ReplicaImpl::evaluate(
     for (size_t i = 0; i < kMetricCount; ++i) total.metrics[i] += record.metrics[i];
     ledger_.set_applied(parameter_hash());
   }
-  if (was_training) module_.train();
   seed_between();
   total.loss /= total.count;
   return total;
@@ -725,9 +800,10 @@ void ReplicaImpl::evaluate_round(
   ledger_.enter(count, ledger::RoundKind::kValues);
   ledger::Turn turn = ledger::Turn::kWait;
   for (;;) {
-    group_->wait("the evaluation by other replicas",
-                 [&] { return (turn = ledger_.next(work_)) != ledger::Turn::kWait; },
-                 [this] { return members_behind(); });
+    group_->wait(
+        "the evaluation by other replicas",
+        [&] { return (turn = ledger_.next(work_)) != ledger::Turn::kWait; },
+        [this] { return members_behind(); });
     if (turn != ledger::Turn::kYours) break;
     const uint64_t begin = (first + work_.microbatch) * microbatch;
     std::vector<size_t> indices(std::min(microbatch, sample_count - begin));
@@ -751,9 +827,10 @@ void ReplicaImpl::evaluate_round(
     ledger_.publish(work_);
   }
   if (turn == ledger::Turn::kFailed) throw_failure();
-  group_->wait("the evaluation's result",
-               [&] { return (turn = ledger_.claim_commit(options_.averaging)) != ledger::Turn::kWait; },
-               [this] { return members_behind(); });
+  group_->wait(
+      "the evaluation's result",
+      [&] { return (turn = ledger_.claim_commit(options_.averaging)) != ledger::Turn::kWait; },
+      [this] { return members_behind(); });
   if (turn == ledger::Turn::kFailed) throw_failure();
   if (turn != ledger::Turn::kYours) return;
   uint32_t unused = 0;

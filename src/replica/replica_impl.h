@@ -1,12 +1,12 @@
 #pragma once
 
-#include <torch/torch.h>
-
 #include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include <torch/torch.h>
 
 #include "lockstep/distributed_data_parallel.h"
 #include "src/ledger/ledger.h"
@@ -32,7 +32,7 @@ class ReplicaImpl {
 
   // -- The loop over microbatches ---------------------------------------------------------------
   void begin_round(const Batch& batch);
-  void advance();        // to the next microbatch, waiting if need be; at_end() when there is none
+  void advance();  // to the next microbatch, waiting if need be; at_end() when there is none
   void finish_current();
   void leave_loop() noexcept;
   bool at_end() const { return at_end_; }
@@ -85,6 +85,8 @@ class ReplicaImpl {
   bool next_audit();
   void finish_audit();
   void compare_audit_hashes();
+  void post_context();
+  void compare_contexts();
   void wait_for_batch();
   void reduce_buckets();
   Step commit();
@@ -110,7 +112,8 @@ class ReplicaImpl {
   GradientSink sink_;
   Reducer reducer_;
   DriftMeter drift_meter_;
-  std::vector<torch::Tensor> grad_views_;  // [parameter] of the private mean; undefined where converted
+  std::vector<torch::Tensor>
+      grad_views_;  // [parameter] of the private mean; undefined where converted
 
   // The open round.
   std::optional<Batch> batch_;
@@ -118,7 +121,7 @@ class ReplicaImpl {
   bool in_loop_ = false;
   bool round_open_ = false;  // a loop was begun and average() not called yet
   bool at_end_ = true;
-  bool is_open_ = false;     // a microbatch is being computed
+  bool is_open_ = false;  // a microbatch is being computed
   ledger::Work work_;
   Microbatch current_;
   ContextWord context_{};

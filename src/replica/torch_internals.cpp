@@ -1,6 +1,7 @@
 #include "src/replica/torch_internals.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/Parallel.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/function_hook.h>
@@ -23,11 +24,11 @@ struct Hook : torch::autograd::PostAccumulateGradHook {
   std::function<void(const torch::Tensor&)> function;
 };
 
-uint64_t read_float_control() {
+int64_t read_float_control() {
 #if defined(__x86_64__)
   return _mm_getcsr() & 0xffc0u;  // without the sticky exception flags
 #else
-  return static_cast<uint64_t>(std::fegetround());
+  return std::fegetround();
 #endif
 }
 
@@ -57,8 +58,15 @@ void make_deterministic() {
 
 void clear_autocast_cache() { at::autocast::clear_cache(); }
 
-void bump_version(const torch::Tensor& tensor) {
-  torch::autograd::impl::bump_version(tensor);
+void bump_version(const torch::Tensor& tensor) { torch::autograd::impl::bump_version(tensor); }
+
+bool overlaps_itself(const torch::Tensor& tensor) {
+  return at::has_internal_overlap(tensor) == at::MemOverlap::Yes;
+}
+
+bool overlap(const torch::Tensor& left, const torch::Tensor& right) {
+  const auto status = at::get_overlap_status(left, right);
+  return status == at::MemOverlapStatus::Full || status == at::MemOverlapStatus::Partial;
 }
 
 ContextWord ContextWord::now() {
@@ -78,25 +86,22 @@ ContextWord ContextWord::now() {
   return word;
 }
 
-std::string ContextWord::difference(const ContextWord& after) const {
-  const auto compare = [](const char* name, auto before_value, auto after_value) -> std::string {
-    if (before_value == after_value) return "";
-    return std::string(name) + " was " + std::to_string(before_value) + " and became " +
-           std::to_string(after_value);
+std::optional<ContextWord::Difference> ContextWord::difference(const ContextWord& there) const {
+  const Difference fields[] = {
+      {"the number of threads (torch::set_num_threads)", threads, there.threads},
+      {"the floating-point control word (rounding, flush to zero)", float_control,
+       there.float_control},
+      {"the default dtype", default_dtype, there.default_dtype},
+      {"the float32 matmul precision", matmul_precision, there.matmul_precision},
+      {"the set of attention back ends", attention, there.attention},
+      {"the use of oneDNN", one_dnn, there.one_dnn},
+      {"the use of deterministic algorithms", deterministic, there.deterministic},
+      {"CPU autocast", autocast, there.autocast},
   };
-  for (const std::string& text :
-       {compare("the number of threads (torch::set_num_threads)", threads, after.threads),
-        compare("the floating-point control word (rounding, flush to zero)", float_control,
-                after.float_control),
-        compare("the default dtype", default_dtype, after.default_dtype),
-        compare("the float32 matmul precision", matmul_precision, after.matmul_precision),
-        compare("the set of attention back ends", attention, after.attention),
-        compare("the use of oneDNN", one_dnn, after.one_dnn),
-        compare("the use of deterministic algorithms", deterministic, after.deterministic),
-        compare("CPU autocast", autocast, after.autocast)}) {
-    if (!text.empty()) return text;
+  for (const Difference& field : fields) {
+    if (field.here != field.there) return field;
   }
-  return "";
+  return std::nullopt;
 }
 
 }  // namespace lockstep::internal

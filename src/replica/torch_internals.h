@@ -1,11 +1,12 @@
 #pragma once
 
-#include <torch/torch.h>
-
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include <torch/torch.h>
 
 // The one place that touches what LibTorch exports without documenting it. Written against 2.13.
 
@@ -29,10 +30,16 @@ void clear_autocast_cache();
 /// Tells autograd that the tensor's memory was changed behind its back.
 void bump_version(const torch::Tensor& tensor);
 
-/// What decides bits beside the inputs: compared around every microbatch (rule 11).
+/// True where a write to one element changes another: of the same tensor (expanded ones), or of
+/// two.
+bool overlaps_itself(const torch::Tensor& tensor);
+bool overlap(const torch::Tensor& left, const torch::Tensor& right);
+
+/// What decides bits beside the inputs: compared around every microbatch, and between the replicas
+/// (rule 11). Plain data: it lies in shared memory.
 struct ContextWord {
   int64_t threads;
-  uint64_t float_control;  // rounding, flush to zero, denormals are zero
+  int64_t float_control;  // rounding, flush to zero, denormals are zero
   int64_t default_dtype;
   int64_t matmul_precision;
   int64_t attention;  // bits: flash, memory-efficient, math
@@ -42,8 +49,13 @@ struct ContextWord {
 
   static ContextWord now();
 
-  /// Name and both values of the first field that differs; empty when none does.
-  std::string difference(const ContextWord& after) const;
+  struct Difference {
+    std::string name;
+    int64_t here = 0;
+    int64_t there = 0;
+  };
+  /// The first field that differs.
+  std::optional<Difference> difference(const ContextWord& there) const;
 };
 
 }  // namespace lockstep::internal

@@ -1,0 +1,252 @@
+#include <gmock/gmock.h>
+
+#include "lockstep/error.h"
+#include "tests/probe_run.h"
+
+// What must be refused, at once and by name: what was expected, what was found, what to do.
+
+namespace lockstep::promise {
+namespace {
+
+using testing::AllOf;
+using testing::AnyOf;
+using testing::ContainsRegex;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::string code(ErrorCode code) { return std::to_string(static_cast<int>(code)); }
+
+/// All ranks ended by an Error of this code whose message matches; none hung, none got further.
+template <typename Matcher>
+void expect_all_refuse(const Run& run, ErrorCode expected, const Matcher& message) {
+  EXPECT_EQ(run.result.exit_status, 3) << run.all();
+  for (size_t rank = 0; rank < run.errors.size(); ++rank) {
+    EXPECT_THAT(run.error_text(rank), AllOf(HasSubstr("lockstep error " + code(expected)), message))
+        << "rank " << rank << "\n"
+        << run.all();
+    EXPECT_EQ(std::count(run.lines[rank].begin(), run.lines[rank].end(), "done"), 0);
+  }
+  EXPECT_LT(run.result.seconds, 30);
+}
+
+/// At least one rank refused by name, and none finished.
+template <typename Matcher>
+void expect_refusal(const Run& run, ErrorCode expected, const Matcher& message) {
+  EXPECT_NE(run.result.exit_status, 0) << run.all();
+  std::string text;
+  for (size_t rank = 0; rank < run.errors.size(); ++rank) {
+    text += run.error_text(rank);
+    EXPECT_EQ(std::count(run.lines[rank].begin(), run.lines[rank].end(), "done"), 0);
+  }
+  EXPECT_THAT(text, AllOf(HasSubstr("lockstep error " + code(expected)), message)) << run.all();
+  EXPECT_LT(run.result.seconds, 30);
+}
+
+// -- Calls at a wrong place
+// ----------------------------------------------------------------------------
+
+TEST(Refusals, WrongCallsAreNamedAndChangeNothing) {
+  const Run run = run_probe(1, {"wrong_calls"});
+  ASSERT_EQ(run.result.exit_status, 0) << run.all();
+  const std::string usage = "refused " + code(ErrorCode::kUsage) + ": ";
+  EXPECT_THAT(
+      run.own[0],
+      ElementsAre(
+          HasSubstr(usage + "average() was called without a loop over ddp.microbatches(batch)"),
+          HasSubstr(usage + "the optimizer's step() was called without a new mean"),
+          HasSubstr("no microbatch is open; call it inside the loop"),
+          AllOf(
+              HasSubstr(usage + "a backward pass reached parameter layer0.weight outside an open"),
+              HasSubstr("call ddp.backward_mean() or ddp.backward_sum()")),
+          HasSubstr("microbatches() was called inside a loop over microbatches: finish that loop"),
+          HasSubstr("microbatches() was called inside a loop over microbatches of another model"),
+          HasSubstr("evaluate() was called inside a loop over microbatches"),
+          HasSubstr("average() was called inside a loop over microbatches"),
+          HasSubstr("the optimizer's step() was called inside a loop over microbatches"),
+          HasSubstr("count -1.000000; a finite number of 0 or more is expected"),
+          HasSubstr("count nan; a finite number"), HasSubstr("the loss must be one number"),
+          HasSubstr("metric 8: there are 8, counted from 0"),
+          HasSubstr("microbatches() was called twice without average() in between"),
+          HasSubstr("evaluate() was called between microbatches() and average()"),
+          HasSubstr("average() was called without a loop"),
+          HasSubstr("the optimizer's step() was called without a new mean"),
+          HasSubstr("evaluate() needs at least 1 sample")));
+  const Lines expected = alone({"right_calls"});
+  EXPECT_EQ(difference(expected, run.lines[0]), "");
+  expect_same(expected, run_probe(3, {"wrong_calls"}), "3 replicas");
+}
+
+TEST(Refusals, AGraphFromBeforeTheUpdateIsStale) {
+  EXPECT_THAT(alone({"stale_graph"}), ElementsAre("stale 1", "done"));
+}
+
+// -- Models
+// ----------------------------------------------------------------------------------------------
+
+class OtherStructure : public testing::TestWithParam<std::pair<const char*, const char*>> {};
+
+TEST_P(OtherStructure, IsNamedOnAReplica) {
+  const auto [variant, named] = GetParam();
+  const Run run = run_probe(2, {"other_structure", "--variant", variant});
+  expect_refusal(run, ErrorCode::kDiverged,
+                 AllOf(HasSubstr("wraps another model than the replica that came first: here: "),
+                       HasSubstr(named), HasSubstr("All replicas must construct the same model")));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, OtherStructure,
+    testing::Values(std::pair{"shape", "parameter second.weight [33, 20] Float"},
+                    std::pair{"order", "parameter second.weight"},
+                    std::pair{"buffer", "buffer extra [4] Float"},
+                    std::pair{"dtype", "parameter first.weight [32, 20] Double"}),
+    [](const auto& structure) { return std::string(structure.param.first); });
+
+TEST(Refusals, OtherValuesAreReplacedByRankZeros) {
+  const Lines expected = alone({"other_values"});
+  for (const uint32_t count : {2u, 5u}) {
+    expect_same(expected, run_probe(count, {"other_values"}), std::to_string(count) + " replicas");
+  }
+}
+
+TEST(Refusals, ModelsThatCannotBeExactAreNamed) {
+  const Run run = run_probe(1, {"wrong_models"});
+  ASSERT_EQ(run.result.exit_status, 0) << run.all();
+  EXPECT_THAT(run.own[0],
+              ElementsAre(HasSubstr("the model has no parameters"),
+                          AllOf(HasSubstr("parameter steps is of dtype Long"),
+                                HasSubstr("float32, float64, bfloat16 and float16")),
+                          AllOf(HasSubstr("parameter wide is an expanded tensor"),
+                                HasSubstr("register a tensor of its own")),
+                          HasSubstr("parameters front and back are two tensors on the same memory"),
+                          AllOf(HasSubstr("parameters table and head are two tensors"),
+                                HasSubstr("register one tensor under both names"))));
+  EXPECT_THAT(run.lines[0], ElementsAre("accepted", "done")) << "neighbours do not overlap";
+}
+
+TEST(Refusals, AModelThatWasMovedIsNamed) {
+  const Run run = run_probe(1, {"moved_model"});
+  EXPECT_THAT(run.own[0],
+              ElementsAre(AllOf(HasSubstr("parameter layer0.weight has got other memory"),
+                                HasSubstr("convert the model first"))));
+}
+
+TEST(Refusals, AStrangersParameterIsRefusedByTheOptimizer) {
+  const Run run = run_probe(1, {"foreign_parameter"});
+  EXPECT_THAT(run.own[0], ElementsAre(HasSubstr("no parameter of the wrapped model")));
+}
+
+// -- Data
+// ------------------------------------------------------------------------------------------------
+
+TEST(Refusals, ACountOfZeroNamesTheStep) {
+  for (const uint32_t count : {1u, 3u}) {
+    expect_all_refuse(run_probe(count, {"count_of_zero"}), ErrorCode::kData,
+                      AllOf(HasSubstr("step 2: the counts of all microbatches add up to 0"),
+                            HasSubstr("every target masked")));
+  }
+}
+
+TEST(Refusals, IntegerBuffersOfUnequalValuesAreNamed) {
+  for (const uint32_t count : {1u, 2u, 3u}) {
+    expect_all_refuse(run_probe(count, {"integer_buffer"}), ErrorCode::kDiverged,
+                      AllOf(HasSubstr("buffer last_index (Long) was changed to different values"),
+                            HasSubstr("step 1")));
+  }
+}
+
+// -- Impure functions (rule 13)
+// ----------------------------------------------------------------------------
+
+TEST(Refusals, AFunctionThatCountsItsCallsIsFoundInTheFirstStep) {
+  for (const uint32_t count : {1u, 2u}) {
+    expect_all_refuse(
+        run_probe(count, {"impure", "--variant", "count"}), ErrorCode::kDiverged,
+        AllOf(ContainsRegex("microbatch [0-9]+ is not a pure function|microbatch 0 gives another"),
+              HasSubstr("layer1.weight"), HasSubstr("step 1"), HasSubstr("Look for")));
+  }
+}
+
+TEST(Refusals, AFunctionOfTheRankIsFoundInTheFirstStep) {
+  expect_all_refuse(run_probe(3, {"impure", "--variant", "rank"}), ErrorCode::kDiverged,
+                    AllOf(HasSubstr("microbatch 0 gives another gradient of layer1.weight on rank"),
+                          HasSubstr("the rank itself"), HasSubstr("step 1")));
+  EXPECT_EQ(run_probe(1, {"impure", "--variant", "rank"}).result.exit_status, 0);
+}
+
+TEST(Refusals, WithoutTheAuditNobodyLooks) {
+  EXPECT_EQ(run_probe(1, {"impure", "--variant", "count", "--no-audit"}).result.exit_status, 0);
+}
+
+// -- Settings (rule 11)
+// ------------------------------------------------------------------------------------
+
+struct Setting {
+  const char* variant;
+  const char* named;
+};
+
+class Settings : public testing::TestWithParam<Setting> {};
+
+TEST_P(Settings, ChangedInAMicrobatchIsNamed) {
+  const Run run = run_probe(1, {"setting_inside", "--variant", GetParam().variant});
+  expect_all_refuse(
+      run, ErrorCode::kUsage,
+      AllOf(HasSubstr("during microbatch 2 of step 2 on rank 0"), HasSubstr(GetParam().named),
+            HasSubstr(" and became "), HasSubstr("must stay the same")));
+}
+
+// R015: replicas with unequal settings would make bits depend on who computes what.
+TEST_P(Settings, OfOneReplicaAloneIsNamed) {
+  const base::TempFolder folder;
+  const Lines words = {"setting_on_one", "--variant", folder.path() + "/" + GetParam().variant};
+  std::filesystem::create_directory(words.back());
+  const Run run = run_probe(2, words);
+  expect_all_refuse(run, ErrorCode::kDiverged,
+                    AllOf(HasSubstr(GetParam().named), HasSubstr("on rank 0 and"),
+                          HasSubstr("on rank 1"), HasSubstr("set it alike on all replicas")));
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Settings,
+                         testing::Values(Setting{"threads", "the number of threads"},
+                                         Setting{"dtype", "the default dtype"},
+                                         Setting{"deterministic", "deterministic algorithms"},
+                                         Setting{"autocast", "CPU autocast"},
+                                         Setting{"flush", "floating-point control word"},
+                                         Setting{"onednn", "the use of oneDNN"},
+                                         Setting{"matmul", "float32 matmul precision"},
+                                         Setting{"attention", "attention back ends"}),
+                         [](const auto& setting) { return std::string(setting.param.variant); });
+
+// -- Leaving, diverging
+// --------------------------------------------------------------------------------------
+
+TEST(Refusals, AReplicaThatLeavesItsLoopCostsNothing) {
+  const Lines expected = alone({"one_leaves"});
+  for (const uint32_t count : {2u, 3u}) {
+    expect_same(expected, run_probe(count, {"one_leaves"}), std::to_string(count) + " replicas");
+  }
+}
+
+TEST(Refusals, AnExceptionInTheLoopGivesTheMicrobatchBack) {
+  const Lines expected = alone({"one_throws"});
+  for (const uint32_t count : {2u, 3u}) {
+    expect_same(expected, run_probe(count, {"one_throws"}), std::to_string(count) + " replicas");
+  }
+}
+
+TEST(Refusals, ABatchThatAllLeaveIsAnErrorOnAll) {
+  for (const uint32_t count : {1u, 3u}) {
+    expect_all_refuse(run_probe(count, {"all_leave"}), ErrorCode::kUsage,
+                      HasSubstr("all replicas left the loop over microbatches of step 2"));
+  }
+}
+
+TEST(Refusals, ACopyThatWasChangedOnOneReplicaEndsTheRun) {
+  expect_all_refuse(
+      run_probe(2, {"one_changes_parameters"}), ErrorCode::kDiverged,
+      AllOf(HasSubstr("the copies of the model differ after step 2: rank 1"),
+            HasSubstr("first in parameter layer1.bias, by at most 0.25"), HasSubstr("rank == 0")));
+}
+
+}  // namespace
+}  // namespace lockstep::promise
