@@ -24,14 +24,6 @@ void futex_wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void pause_cpu() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 uint64_t now_ns() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
@@ -53,6 +45,14 @@ void Event::notify() {
   }
 }
 
+void Event::notify_sleepers() {
+  // Pairs with the flag and the look at `ready` in wait(): one of the two sees the other.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (auto& word : words_->sleepers) {
+    if (word.load(std::memory_order_relaxed) != 0) return notify();
+  }
+}
+
 bool Event::spin(uint32_t seen) const {
   if (spin_ns_ == 0) return false;
   const uint64_t end = now_ns() + spin_ns_;
@@ -65,15 +65,24 @@ bool Event::spin(uint32_t seen) const {
   return false;
 }
 
-void Event::wait(uint32_t seen, uint32_t timeout_ms) {
+void Event::wait(uint32_t seen, uint32_t timeout_ms, const std::function<bool()>& ready) {
   if (value() != seen || spin(seen)) return;
   auto& flags = words_->sleepers[rank_ / 64];
   const uint64_t flag = uint64_t{1} << (rank_ % 64);
   flags.fetch_or(flag, std::memory_order_seq_cst);
-  if (words_->value.load(std::memory_order_seq_cst) == seen) {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (words_->value.load(std::memory_order_seq_cst) == seen && !(ready && ready())) {
     futex_wait(words_->value, seen, timeout_ms);
   }
   flags.fetch_and(~flag, std::memory_order_seq_cst);
+}
+
+void pause_cpu() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
 }
 
 void clear_sleeper(EventWords& words, uint32_t rank) {

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 
 namespace lockstep::exchange {
 
@@ -27,9 +28,13 @@ class Event {
 
   void notify();
 
-  /// Returns when the value is no longer `seen`, after `timeout_ms` at the latest. Callers look
-  /// again at what they wait for in either case.
-  void wait(uint32_t seen, uint32_t timeout_ms);
+  /// As notify(), but nearly free while nobody sleeps: the value then stays as it is. Who waits for a
+  /// change that is told this way must look at what it waits for in wait()'s `ready`.
+  void notify_sleepers();
+
+  /// Returns when the value is no longer `seen` or `ready` is true, after `timeout_ms` at the latest.
+  /// Callers look again at what they wait for in any case.
+  void wait(uint32_t seen, uint32_t timeout_ms, const std::function<bool()>& ready = {});
 
  private:
   bool spin(uint32_t seen) const;
@@ -38,6 +43,9 @@ class Event {
   uint32_t rank_;
   uint64_t spin_ns_;
 };
+
+/// Tells the core that this thread is watching memory.
+void pause_cpu();
 
 /// Clears the flag of a dead rank (the launcher does, before it wakes everyone).
 void clear_sleeper(EventWords& words, uint32_t rank);
