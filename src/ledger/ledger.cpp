@@ -403,27 +403,27 @@ Turn Ledger::take_shuffled(Work& work) {
 
 // -- Slots ----------------------------------------------------------------------------------------
 
-// For the user of the slot's seat only. One that dies while writing may have gone live first, so
-// whoever finds it dead takes the slot by exchanging the very word that it looked at.
-bool Ledger::slot_is_free(uint32_t index, uint64_t bits) const {
+// For the user of the slot's seat only: it takes the slot by exchanging the very word that it
+// looked at, so that one which went live after that look and then died is left alone.
+bool Ledger::slot_is_free(uint64_t bits) const {
   const Word word = Word::unpack(bits);
   if (word.round != round_) return word.round < round_;
   if (word.phase != kWriting) return word.phase == kSlotFree;
-  return is_dead(word.incarnation) && slot(index).word.load(kAcquire) == bits;
+  return is_dead(word.incarnation);
 }
 
 uint32_t Ledger::free_slot_count() const {
   uint32_t count = 0;
   const uint32_t first = rank_ * kSlotsPerSeat;
   for (uint32_t i = first; i < first + budget_.owned + budget_.stolen; ++i) {
-    count += slot_is_free(i, slot(i).word.load(kAcquire));
+    count += slot_is_free(slot(i).word.load(kAcquire));
   }
   return count;
 }
 
 bool Ledger::take_slot(uint32_t index) {
   uint64_t seen = slot(index).word.load(kAcquire);
-  if (!slot_is_free(index, seen)) return false;
+  if (!slot_is_free(seen)) return false;
   const auto taken = static_cast<uint8_t>(Word::unpack(seen).attempts + 1);
   if (!exchange_word(slot(index).word, seen, Word{round_, incarnation_, kWriting, taken}.pack())) {
     return false;

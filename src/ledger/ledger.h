@@ -215,7 +215,7 @@ class Ledger {
   Words slot_words() const;
   void collect_live(std::vector<Live>& live) const;
   bool collect_live_at_one_moment(std::vector<Live>& live) const;
-  bool slot_is_free(uint32_t index, uint64_t bits) const;
+  bool slot_is_free(uint64_t bits) const;
   uint32_t free_slot_count() const;
   uint32_t take_free_slot(uint32_t rank);
   bool take_slot(uint32_t index);

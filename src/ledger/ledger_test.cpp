@@ -305,7 +305,9 @@ TEST_F(LedgerTest, ASlotThatWasNotLiveIsDoneAgain) {
   enter(2);
   const Work lost = die_at(1, Point::kSlotWritten);
   by(2).publish(claim(2));
-  EXPECT_EQ(claim(2).microbatch, lost.microbatch);
+  const Work again = claim(2);
+  EXPECT_EQ(again.microbatch, lost.microbatch);
+  EXPECT_EQ(again.slot, lost.slot);  // in order, a seat's slots suffice for its adopter too
 }
 
 TEST_F(LedgerTest, ChildrenThatWereNotFreedAreSuperseded) {
@@ -490,11 +492,15 @@ class Interrupted : public LedgerTest {
     for (int i = 0; i < 3; ++i) by(1).publish(claim(1));
   }
 
-  void commit_round(uint16_t incarnation) {
+  void commit_buckets(uint16_t incarnation) {
     uint32_t bucket = 0;
     while (by(incarnation).next_bucket(bucket) == Turn::kYours) {
       by(incarnation).bucket_reduced(bucket);
     }
+  }
+
+  void commit_round(uint16_t incarnation) {
+    commit_buckets(incarnation);
     if (by(incarnation).claim_commit() == Turn::kYours) by(incarnation).commit();
   }
 
@@ -728,6 +734,48 @@ TEST_F(JoinTest, AWishToJoinSurvivesACommitThatTakesADeadPredecessorIn) {
     ASSERT_TRUE(by(4).joined_round()) << "interrupted at " << moment;
   }
   EXPECT_GT(moments, 30u);
+}
+
+// The committer dies over taking a joiner in anew, between any two of its accesses.
+TEST_F(JoinTest, AJoinerThatAsksAgainIsTakenInWhenACommitterDiesOverIt) {
+  uint64_t moments = 1;
+  for (uint64_t moment = 0; moment < moments && moment < 20'000; ++moment) {
+    found(4, 2);
+    joiner().ask_to_join();
+    const auto all_but = [this](uint16_t dead) {
+      std::vector<uint16_t> members{1, 2, 4};
+      std::erase(members, dead);
+      return members;
+    };
+    for (const uint16_t member : all_but(0)) by(member).enter(4, RoundKind::kGradient);
+    do_all(2);
+    reduce_and_commit(2);
+    host_.dead.insert(1);  // the donor
+    for (const uint16_t member : all_but(1)) by(member).set_applied({1, 0});
+    ASSERT_EQ(joiner().donation(), Turn::kFailed);
+    joiner().ask_to_join();
+    for (const uint16_t member : all_but(1)) by(member).enter(4, RoundKind::kGradient);
+    do_all(4);
+    commit_buckets(4);
+    bool died = false;
+    const uint64_t count = interrupt(
+        moment, [] { throw Die{}; },
+        [&] {
+          try {
+            EXPECT_EQ(by(4).claim_commit(), Turn::kYours);
+            by(4).commit();
+          } catch (const Die&) {
+            died = true;
+          }
+        });
+    moments = std::max(moments, count + 1);
+    if (!died) break;
+    host_.dead.insert(4);
+    if (by(2).claim_commit() == Turn::kYours) by(2).commit();
+    ASSERT_TRUE(by(2).is_committed());
+    ASSERT_EQ(joiner().joined_round(), 2u) << "died at " << moment;
+  }
+  EXPECT_GT(moments, 20u);
 }
 
 // A copy for one that is dead by now is still being written, and the next donor would be another.

@@ -149,9 +149,13 @@ bool Ledger::is_admitted(uint32_t rank) const {
 }
 
 // A joiner whose donor died before its copy was complete will never apply anything: nobody waits
-// for it, and the next commit drops it.
+// for it, and the next commit drops it, or takes it in anew. A committer of this round may have
+// died over the latter: then the donor is of this round, and the next committer has to do the same.
 bool Ledger::holds_up(uint32_t rank) const {
-  return is_living_member(rank) && !(is_joining(rank) && is_donation_lost(rank));
+  if (!is_living_member(rank)) return false;
+  if (!is_joining(rank)) return true;
+  const Word donor = Word::unpack(seat(rank).donor.load(kAcquire));
+  return donor.round < round_ && !is_donation_lost(rank);
 }
 
 bool Ledger::is_donation_lost(uint32_t rank) const {

@@ -432,6 +432,12 @@ void Replica::check_step(const CommitRecord& record) const {
   expect(record.round == ledger_.round(), "the record is of this round");
   expect(same_bits(&record.loss, &step.loss, sizeof step.loss), "the loss has the same bits");
   expect(same_bits(&record.count, &step.count, sizeof step.count), "the count has the same bits");
+  // The microbatches' records too, though others may be in the next round by now.
+  double loss = 0.0;
+  for (uint32_t m = 0; m < ledger_.microbatch_count(); ++m) {
+    loss += ledger_.record(m).loss.load(std::memory_order_relaxed);
+  }
+  expect(same_bits(&loss, &step.loss, sizeof loss), "the records add up to the loss");
 }
 
 void Replica::free_siblings_early(const Work& work) {
