@@ -29,6 +29,7 @@ target_compile_options(
     $<$<BOOL:${LOCKSTEP_WERROR}>:-Werror>)
 
 if(LOCKSTEP_SANITIZE)
+  target_compile_definitions(lockstep_options INTERFACE LOCKSTEP_SANITIZED)
   target_compile_options(lockstep_options INTERFACE -fsanitize=${LOCKSTEP_SANITIZE}
                                                     -fno-sanitize-recover=all
                                                     -fno-omit-frame-pointer)

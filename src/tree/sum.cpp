@@ -9,8 +9,7 @@
 
 // One function compiled for several instruction sets; the loader picks. Sanitizers start before
 // the loader's choice works, so they get the plain one.
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && \
-    !defined(LOCKSTEP_SANITIZED)
+#if defined(__x86_64__) && !defined(LOCKSTEP_SANITIZED)
 #define LOCKSTEP_VECTOR __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define LOCKSTEP_VECTOR
