@@ -24,6 +24,17 @@ void futex_wake_all(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
+// Stores before it and loads after it are not exchanged.
+void full_fence() {
+#if defined(LOCKSTEP_SANITIZED)
+  // The thread sanitizer does not know fences; to it and on its processors this is one.
+  static std::atomic<uint32_t> word;
+  word.fetch_add(1, std::memory_order_seq_cst);
+#else
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
+
 uint64_t now_ns() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
 }
@@ -47,7 +58,7 @@ void Event::notify() {
 
 void Event::notify_sleepers() {
   // Pairs with the flag and the look at `ready` in wait(): one of the two sees the other.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  full_fence();
   for (auto& word : words_->sleepers) {
     if (word.load(std::memory_order_relaxed) != 0) return notify();
   }
@@ -70,7 +81,7 @@ void Event::wait(uint32_t seen, uint32_t timeout_ms, const std::function<bool()>
   auto& flags = words_->sleepers[rank_ / 64];
   const uint64_t flag = uint64_t{1} << (rank_ % 64);
   flags.fetch_or(flag, std::memory_order_seq_cst);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  full_fence();
   if (words_->value.load(std::memory_order_seq_cst) == seen && !(ready && ready())) {
     futex_wait(words_->value, seen, timeout_ms);
   }
