@@ -1,7 +1,8 @@
-// One training step of a GPT on random tokens, the same work as PyTorch DDP's peer program:
-//   gpt_step [--plain] [--bf16] [--batch 2] [--microbatch 1] [--layers 6] [--width 384] [--steps 30]
-// --plain: a loop on LibTorch alone, in this process, with the same fused optimizer.
-// Prints the median and the least time of a step, in milliseconds, without the first two.
+// One training step of a GPT on random tokens, the same work as peers/ddp_gpt.py:
+//   gpt_step --plain ...                     a loop on LibTorch alone, in this process
+//   lockstep run -n N -- gpt_step ...        lockstep, everything that is on by default switched on
+// Prints the median and the least time of a step; the first two are not counted: memory is taken
+// and the audit is made in them.
 
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/_fused_adamw.h>
@@ -10,47 +11,47 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
+#include <exception>
 #include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
 
 #include "src/train/gpt.h"
 
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using lockstep::train::Gpt;
+
+constexpr int64_t kUncountedSteps = 2;
+constexpr double kLearningRate = 3e-4;
+constexpr double kWeightDecay = 0.01;
 
 struct Work {
   bool plain = false;
   bool bf16 = false;
-  int64_t batch = 2;
-  int64_t microbatch = 1;
+  int64_t batch = 2;       // sequences of one step, over all replicas
+  int64_t microbatch = 1;  // sequences of one forward and backward pass
   int64_t steps = 30;
   lockstep::train::GptSizes sizes;
 };
 
-Work parse(int argc, char** argv) {
-  Work work;
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    const auto value = [&] { return std::atoll(i + 1 < argc ? argv[++i] : "0"); };
-    if (word == "--plain") work.plain = true;
-    else if (word == "--bf16") work.bf16 = true;
-    else if (word == "--batch") work.batch = value();
-    else if (word == "--microbatch") work.microbatch = value();
-    else if (word == "--steps") work.steps = value();
-    else if (word == "--layers") work.sizes.layers = static_cast<uint32_t>(value());
-    else if (word == "--width") work.sizes.width = static_cast<uint32_t>(value());
-  }
-  return work;
-}
-
-torch::Tensor loss_of(lockstep::train::Gpt& model, const torch::Tensor& tokens, bool bf16) {
-  at::autocast::set_autocast_enabled(at::kCPU, bf16);
-  const int64_t context = tokens.size(1) - 1;
-  const auto loss = model->loss_sum(tokens.narrow(1, 0, context).contiguous(),
-                                    tokens.narrow(1, 1, context).contiguous());
-  at::autocast::set_autocast_enabled(at::kCPU, false);
-  return loss;
+void add_options(CLI::App& app, Work& work) {
+  app.add_flag("--plain", work.plain, "a loop on LibTorch alone, with the same fused optimizer");
+  app.add_flag("--bf16", work.bf16, "forward passes under bf16 autocast");
+  const auto number = [&](const char* name, auto& value, int64_t least, const char* meaning) {
+    app.add_option(name, value, meaning)
+        ->check(CLI::Range(least, int64_t{1} << 20))
+        ->capture_default_str();
+  };
+  number("--batch", work.batch, 1, "sequences of one step");
+  number("--microbatch", work.microbatch, 1, "sequences of one forward and backward pass");
+  number("--steps", work.steps, kUncountedSteps + 1, "the first two are not counted");
+  number("--layers", work.sizes.layers, 1, "");
+  number("--heads", work.sizes.heads, 1, "must divide the width");
+  number("--width", work.sizes.width, 1, "");
+  number("--context", work.sizes.context, 1, "tokens of one sequence");
 }
 
 torch::Tensor random_tokens(const Work& work) {
@@ -59,92 +60,137 @@ torch::Tensor random_tokens(const Work& work) {
                         {work.steps * work.batch, int64_t{work.sizes.context} + 1}, torch::kInt64);
 }
 
-void print(const char* name, std::vector<double> milliseconds) {
-  milliseconds.erase(milliseconds.begin(), milliseconds.begin() + 2);
-  std::sort(milliseconds.begin(), milliseconds.end());
-  std::printf("%s median %.3f min %.3f\n", name, milliseconds[milliseconds.size() / 2],
-              milliseconds.front());
+// tokens: (sequences, context + 1)
+torch::Tensor loss_sum(Gpt& model, const torch::Tensor& tokens, bool bf16) {
+  at::autocast::set_autocast_enabled(at::kCPU, bf16);
+  const int64_t context = tokens.size(1) - 1;
+  const auto loss = model->loss_sum(tokens.narrow(1, 0, context).contiguous(),
+                                    tokens.narrow(1, 1, context).contiguous());
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  return loss;
 }
 
 double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
+void print_times(std::vector<double> milliseconds) {
+  milliseconds.erase(milliseconds.begin(), milliseconds.begin() + kUncountedSteps);
+  std::sort(milliseconds.begin(), milliseconds.end());
+  std::printf("step median %.3f ms min %.3f ms\n", milliseconds[milliseconds.size() / 2],
+              milliseconds.front());
+}
+
+// What torch.optim.AdamW(fused=True) does, for a program in C++ without lockstep.
+class PlainAdamW {
+ public:
+  explicit PlainAdamW(std::vector<torch::Tensor> parameters) : parameters_(std::move(parameters)) {
+    for (const auto& parameter : parameters_) {
+      averages_.push_back(torch::zeros_like(parameter));
+      squares_.push_back(torch::zeros_like(parameter));
+      steps_.push_back(torch::zeros({}));
+    }
+  }
+
+  void step_and_clear_gradients() {
+    const torch::NoGradGuard no_grad;
+    std::vector<torch::Tensor> gradients;
+    for (const auto& parameter : parameters_) gradients.push_back(parameter.grad());
+    for (auto& step : steps_) step.add_(1);
+    at::_fused_adamw_(parameters_, gradients, averages_, squares_, {}, steps_, kLearningRate, 0.9,
+                      0.999, kWeightDecay, 1e-8, /*amsgrad=*/false, /*maximize=*/false);
+    for (const auto& parameter : parameters_) parameter.mutable_grad() = torch::Tensor();
+  }
+
+ private:
+  std::vector<torch::Tensor> parameters_;
+  std::vector<torch::Tensor> averages_;  // [parameter], of the gradient
+  std::vector<torch::Tensor> squares_;   // [parameter], of the gradient's square
+  std::vector<torch::Tensor> steps_;     // [parameter], scalars
+};
+
 void run_plain(const Work& work) {
   torch::set_num_threads(1);
   torch::manual_seed(1);
-  lockstep::train::Gpt model(work.sizes);
-  std::vector<torch::Tensor> parameters = model->parameters();
-  std::vector<torch::Tensor> first, second, counts;
-  for (const auto& parameter : parameters) {
-    first.push_back(torch::zeros_like(parameter));
-    second.push_back(torch::zeros_like(parameter));
-    counts.push_back(torch::zeros({}));
-  }
+  Gpt model(work.sizes);
+  PlainAdamW optimizer(model->parameters());
   const auto tokens = random_tokens(work);
+  const auto count = static_cast<double>(work.batch * work.sizes.context);
   std::vector<double> times;
   for (int64_t step = 0; step < work.steps; ++step) {
     const auto start = Clock::now();
-    const double count = static_cast<double>(work.batch * work.sizes.context);
-    for (int64_t m = 0; m < work.batch; m += work.microbatch) {
-      const auto rows = tokens.narrow(0, step * work.batch + m, work.microbatch);
-      (loss_of(model, rows, work.bf16) / count).backward();
+    for (int64_t done = 0; done < work.batch; done += work.microbatch) {
+      const int64_t size = std::min(work.microbatch, work.batch - done);
+      const auto rows = tokens.narrow(0, step * work.batch + done, size);
+      (loss_sum(model, rows, work.bf16) / count).backward();
     }
-    {
-      const torch::NoGradGuard no_grad;
-      std::vector<torch::Tensor> gradients;
-      for (const auto& parameter : parameters) gradients.push_back(parameter.grad());
-      for (auto& taken : counts) taken.add_(1);
-      at::_fused_adamw_(parameters, gradients, first, second, {}, counts, 3e-4, 0.9, 0.999, 0.01,
-                        1e-8, false, false);
-    }
-    for (const auto& parameter : parameters) parameter.mutable_grad() = torch::Tensor();
+    optimizer.step_and_clear_gradients();
+    // The weights have changed: autocast's copies of them in bf16 are out of date.
+    at::autocast::clear_cache();
     times.push_back(milliseconds_since(start));
   }
-  print("plain", std::move(times));
+  print_times(std::move(times));
 }
 
 void run_lockstep(const Work& work) {
   auto group = lockstep::Group::from_environment();
   torch::manual_seed(1);
-  lockstep::train::Gpt model(work.sizes);
+  Gpt model(work.sizes);
   lockstep::DistributedDataParallel ddp(group, *model);
-  lockstep::AdamW optimizer(ddp, torch::optim::AdamWOptions(3e-4).weight_decay(0.01));
+  lockstep::AdamW optimizer(
+      ddp, torch::optim::AdamWOptions(kLearningRate).weight_decay(kWeightDecay));
   const auto tokens = random_tokens(work);
-  lockstep::Batches batches(static_cast<uint64_t>(work.steps * work.batch),
-                            {.global_batch = static_cast<uint64_t>(work.batch),
-                             .microbatch = static_cast<uint64_t>(work.microbatch),
-                             .shuffle = false});
+  const lockstep::Batches batches(static_cast<uint64_t>(work.steps * work.batch),
+                                  {.global_batch = static_cast<uint64_t>(work.batch),
+                                   .microbatch = static_cast<uint64_t>(work.microbatch),
+                                   .shuffle = false});
   std::vector<double> times;
-  lockstep::StepTimings total;
+  lockstep::StepTimings sum;
   for (const auto& batch : batches) {
     const auto start = Clock::now();
     for (const auto& microbatch : ddp.microbatches(batch)) {
       const auto first = static_cast<int64_t>(microbatch.indices().front());
       const auto rows = tokens.narrow(0, first, static_cast<int64_t>(microbatch.size()));
-      const auto loss = loss_of(model, rows, work.bf16);
-      ddp.backward_sum(loss, static_cast<double>(microbatch.size() * work.sizes.context));
+      ddp.backward_sum(loss_sum(model, rows, work.bf16),
+                       static_cast<double>(microbatch.size() * work.sizes.context));
     }
     const auto step = ddp.average();
     optimizer.step();
     times.push_back(milliseconds_since(start));
-    if (step.number <= 2) continue;
-    total.compute += step.timings.compute;
-    total.wait += step.timings.wait;
-    total.reduce += step.timings.reduce;
-    total.total += step.timings.total;
+    if (step.number <= kUncountedSteps) continue;
+    sum.compute += step.timings.compute;
+    sum.wait += step.timings.wait;
+    sum.reduce += step.timings.reduce;
+    sum.total += step.timings.total;
   }
   if (group.rank() != 0) return;
-  print("lockstep", times);
-  const double n = static_cast<double>(times.size() - 2) / 1e3;
-  std::printf("rank 0, ms a step: compute %.3f wait %.3f reduce %.3f before update %.3f; hash %s\n",
-              total.compute / n, total.wait / n, total.reduce / n, total.total / n,
-              ddp.parameter_hash().c_str());
+  const double per_step = 1e3 / static_cast<double>(work.steps - kUncountedSteps);
+  std::printf("rank 0, mean ms: compute %.3f wait %.3f reduce %.3f, before the update %.3f\n",
+              sum.compute * per_step, sum.wait * per_step, sum.reduce * per_step,
+              sum.total * per_step);
+  std::printf("parameter hash %s\n", ddp.parameter_hash().c_str());
+  print_times(std::move(times));
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const Work work = parse(argc, argv);
-  work.plain ? run_plain(work) : run_lockstep(work);
+  Work work;
+  CLI::App app("One training step of a GPT on random tokens, timed.", "gpt_step");
+  add_options(app, work);
+  try {
+    app.parse(argc, argv);
+    if (work.sizes.width % work.sizes.heads != 0) {
+      throw CLI::ValidationError("--heads", "must divide the width");
+    }
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  try {
+    work.plain ? run_plain(work) : run_lockstep(work);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "gpt_step: %s\n", error.what());
+    return 1;
+  }
+  return 0;
 }

@@ -1,0 +1,1 @@
+"""What bench/run.py is made of: programs, rows, machine, table."""
