@@ -83,7 +83,9 @@ def train_step(ddp, optimizer, tokens, microbatch):
         with contextlib.nullcontext() if is_last else ddp.no_sync():
             (ddp(part[:, :-1], part[:, 1:]) / len(passes)).backward()
     optimizer.step()
-    optimizer.zero_grad()
+    # Zeros in the buckets, which the next backward pass adds to: with None, DDP would copy every
+    # gradient into its bucket.
+    optimizer.zero_grad(set_to_none=False)
 
 
 def main():
