@@ -46,7 +46,7 @@ TEST_P(SameBits, ForAnyReplicaCount) {
 TEST_P(SameBits, ForShuffledClaims) {
   const Lines expected = alone(GetParam().scenarios);
   for (const char* seed : {"1", "2", "3"}) {
-    const Run run = run_probe(3, joined(GetParam().scenarios, {"--shuffle-claims", seed}));
+    const ProbeRun run = run_probe(3, joined(GetParam().scenarios, {"--shuffle-claims", seed}));
     expect_same(expected, run, std::string("seed ") + seed);
   }
 }
@@ -54,7 +54,7 @@ TEST_P(SameBits, ForShuffledClaims) {
 TEST_P(SameBits, ForAnyBucketSize) {
   const Lines expected = alone(GetParam().scenarios);
   for (const char* bytes : {"1", "40000", "100000", "1000000000"}) {
-    const Run run = run_probe(2, joined(GetParam().scenarios, {"--bucket-bytes", bytes}));
+    const ProbeRun run = run_probe(2, joined(GetParam().scenarios, {"--bucket-bytes", bytes}));
     expect_same(expected, run, std::string("buckets of ") + bytes);
   }
 }
@@ -62,7 +62,7 @@ TEST_P(SameBits, ForAnyBucketSize) {
 TEST_P(SameBits, ForShiftedInputs) {
   const Lines expected = alone(GetParam().scenarios);
   for (const char* shift : {"4", "8", "28"}) {
-    const Run run = run_probe(2, joined(GetParam().scenarios, {"--shift", shift}));
+    const ProbeRun run = run_probe(2, joined(GetParam().scenarios, {"--shift", shift}));
     expect_same(expected, run, std::string("inputs shifted by ") + shift);
   }
 }
@@ -121,7 +121,8 @@ TEST(SameBits, WhetherGradientsAreChangedInPlaceOrReplaced) {
 // -----------------------------------------------------------------------------------------
 
 // The living print what one replica prints, the dead printed a part of it.
-void expect_same_but_for_the_dead(const Lines& expected, const Run& run, const std::string& what) {
+void expect_same_but_for_the_dead(const Lines& expected, const ProbeRun& run,
+                                  const std::string& what) {
   EXPECT_EQ(run.result.exit_status, 0) << what << "\n" << run.all();
   std::vector<bool> is_dead(run.lines.size());
   for (const auto& death : run.result.deaths) {
@@ -155,7 +156,7 @@ TEST_P(SameBitsAfterDeath, AtPoint) {
   }
   bool has_died = false;
   for (int attempt = 0; attempt < 3 && !has_died; ++attempt) {
-    const Run run = run_probe(3, words, {.kill = drills});
+    const ProbeRun run = run_probe(3, words, {.kill = drills});
     expect_same_but_for_the_dead(expected, run, GetParam());
     has_died = !run.result.deaths.empty();
   }
@@ -178,7 +179,7 @@ TEST(SameBitsAfterDeath, OfAnyRankAndOfAllButOne) {
   const Lines expected = alone(words);
   expect_same_but_for_the_dead(expected, run_probe(2, words, {.kill = "0@3"}), "0@3");
   expect_same_but_for_the_dead(expected, run_probe(3, words, {.kill = "2@1"}), "2@1");
-  const Run last = run_probe(4, words, {.kill = "0@2,1@5:live,3@9:applying"});
+  const ProbeRun last = run_probe(4, words, {.kill = "0@2,1@5:live,3@9:applying"});
   EXPECT_EQ(last.result.deaths.size(), 3u) << last.all();
   expect_same_but_for_the_dead(expected, last, "all but one");
 }

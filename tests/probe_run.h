@@ -22,7 +22,7 @@ inline const std::vector<uint32_t> kReplicaCounts = {1, 2, 3, 4, 5, 7, 8};
 
 using Lines = std::vector<std::string>;
 
-struct Run {
+struct ProbeRun {
   launch::LaunchResult result;
   std::vector<Lines> lines;   // [rank] what must be equal on all ranks and for all runs
   std::vector<Lines> own;     // [rank] the lines after "# "
@@ -60,7 +60,8 @@ struct RunOptions {
   std::chrono::milliseconds timeout{60'000};
 };
 
-inline Run run_probe(uint32_t replica_count, const Lines& words, const RunOptions& options = {}) {
+inline ProbeRun run_probe(uint32_t replica_count, const Lines& words,
+                          const RunOptions& options = {}) {
   const char* folder = ::getenv("LOCKSTEP_TEST_BIN");
   const std::filesystem::path bin =
       folder != nullptr ? folder : std::filesystem::read_symlink("/proc/self/exe").parent_path();
@@ -70,7 +71,7 @@ inline Run run_probe(uint32_t replica_count, const Lines& words, const RunOption
   launch.replica_count = replica_count;
   launch.core_count = 2;
   launch.timeout = options.timeout;
-  Run run;
+  ProbeRun run;
   run.lines.resize(replica_count);
   run.own.resize(replica_count);
   run.errors.resize(replica_count);
@@ -104,7 +105,7 @@ inline std::string difference(const Lines& expected, const Lines& found) {
 }
 
 /// Every replica of `run` printed what `expected` says, and the run ended well.
-inline void expect_same(const Lines& expected, const Run& run, const std::string& what) {
+inline void expect_same(const Lines& expected, const ProbeRun& run, const std::string& what) {
   EXPECT_EQ(run.result.exit_status, 0) << what << "\n" << run.all();
   for (size_t rank = 0; rank < run.lines.size(); ++rank) {
     EXPECT_EQ(difference(expected, run.lines[rank]), "") << what << ", rank " << rank;
@@ -113,7 +114,7 @@ inline void expect_same(const Lines& expected, const Run& run, const std::string
 
 /// What one replica prints: the reference.
 inline Lines alone(const Lines& words) {
-  const Run run = run_probe(1, words);
+  const ProbeRun run = run_probe(1, words);
   EXPECT_EQ(run.result.exit_status, 0) << run.all();
   return run.lines[0];
 }

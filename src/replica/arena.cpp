@@ -31,6 +31,15 @@ std::string first_difference(const std::string& ours, const std::string& theirs)
   return "no difference in words";
 }
 
+// Tells the others, who would otherwise train on without this replica.
+void refuse(Arena::Head& head, const std::string& message) {
+  uint32_t none = 0;
+  if (!head.refused.compare_exchange_strong(none, 1)) return;
+  const size_t size = std::min(message.size(), sizeof head.refusal - 1);
+  std::memcpy(head.refusal, message.data(), size);
+  head.refused.store(2, std::memory_order_release);
+}
+
 }  // namespace
 
 std::vector<Bucket> cut_into_buckets(const FlatModel& model, uint64_t bucket_bytes,
@@ -103,15 +112,23 @@ Arena::Arena(GroupState& group, const FlatModel& model, const std::vector<Bucket
   const std::string their_text(reinterpret_cast<const char*>(start.data()) + structure_offset_,
                                theirs.structure_bytes);
   if (their_text != text || found_bytes != size_bytes_) {
-    throw Error(ErrorCode::kDiverged,
-                "rank " + std::to_string(group.rank()) + " wraps another model than the replica " +
-                    "that came first: " + first_difference(text, their_text) +
-                    ". All replicas must construct the same model with the same options");
+    const std::string message =
+        "rank " + std::to_string(group.rank()) + " wraps another model than the replica " +
+        "that came first: " + first_difference(text, their_text) +
+        ". All replicas must construct the same model with the same options";
+    refuse(*reinterpret_cast<Head*>(start.data()), message);
+    group.changed();
+    throw Error(ErrorCode::kDiverged, message);
   }
   shared_ = exchange::Mapping(memory_, 0, size_bytes_, exchange::Mapping::Kind::kShared);
   private_mean_ =
       exchange::Mapping(memory_, mean_offset_, slot_bytes_, exchange::Mapping::Kind::kPrivate);
   page_map_ = exchange::Descriptor(::open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+}
+
+void Arena::check_not_refused() const {
+  if (head().refused.load(std::memory_order_acquire) != 2) return;
+  throw Error(ErrorCode::kDiverged, head().refusal);
 }
 
 void Arena::discard_private_pages() const {

@@ -34,7 +34,9 @@ class Arena {
     base::Hash128 structure;
     uint64_t structure_bytes;
     std::atomic<uint32_t> values_from;  // 1 + rank whose values lie in the mean, at the start
-    std::atomic<uint32_t> ready[ledger::kMostReplicas];          // [rank] incarnation that has them
+    std::atomic<uint32_t> ready[ledger::kMostReplicas];  // [rank] incarnation that has them
+    std::atomic<uint32_t> refused;  // 1: somebody writes why, 2: `refusal` says why
+    char refusal[2048];             // what a replica with another model found
     std::atomic<uint32_t> context_round[ledger::kMostReplicas];  // [rank] round of its context
     ContextWord context[ledger::kMostReplicas];  // [rank] of its first microbatch in that round
   };
@@ -49,6 +51,8 @@ class Arena {
 
   Head& head() const { return *reinterpret_cast<Head*>(shared_.data()); }
   std::string structure() const;
+  /// Throws what a replica with another model has found, if there is one.
+  void check_not_refused() const;
   std::byte* ledger() const { return shared_.data() + ledger_offset_; }
   const ledger::Shape& shape() const { return shape_; }
 

@@ -159,6 +159,7 @@ void ReplicaImpl::broadcast_values() {
   group_->wait(
       "the first values of the model",
       [&] {
+        shared_arena_.check_not_refused();
         if (head.values_from.load(std::memory_order_acquire) != 0) return true;
         return lowest() == group_->rank();
       },
@@ -188,7 +189,13 @@ void ReplicaImpl::broadcast_values() {
     return ranks;
   };
   group_->wait(
-      "all replicas to wrap the model", [&] { return missing().empty(); }, missing);
+      "all replicas to wrap the model",
+      [&] {
+        const bool all_are_there = missing().empty();
+        shared_arena_.check_not_refused();  // after it: who refuses says so before it ends
+        return all_are_there;
+      },
+      missing);
 }
 
 void ReplicaImpl::reserve_slots(uint32_t microbatch_count) {
@@ -552,10 +559,10 @@ void ReplicaImpl::wait_for_batch() {
       "the rest of the batch",
       [this] {
         if (ledger_.failure() != nullptr) throw_failure();
+        // Asked first: who arrives after this look may have computed the rest before.
+        const bool nobody_computes = ledger_.all_arrived();
         if (ledger_.all_done()) return true;
-        if (ledger_.all_arrived()) {
-          ledger_.fail(ledger::FailureKind::kUnclaimed, UINT32_MAX, 0, "");
-        }
+        if (nobody_computes) ledger_.fail(ledger::FailureKind::kUnclaimed, UINT32_MAX, 0, "");
         return false;
       },
       [this] { return members_behind(); });
