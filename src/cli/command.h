@@ -10,8 +10,8 @@
 namespace lockstep::cli {
 
 inline constexpr int kSuccess = 0;
-inline constexpr int kFailure = 1;       // the run failed, the bits differ
-inline constexpr int kWrongUsage = 2;    // or data, or environment, found before anything started
+inline constexpr int kFailure = 1;         // the run failed, the bits differ
+inline constexpr int kWrongUsage = 2;      // or data, or environment, found before anything started
 inline constexpr int kBrokenOutput = 141;  // 128 + SIGPIPE: nobody reads what we print
 
 int train_command(const std::vector<std::string>& arguments);

@@ -10,7 +10,8 @@ namespace {
 
 constexpr const char* kHelp =
     "usage: lockstep compare A B\n\n"
-    "Compares two folders that `lockstep train` wrote, step by step and bit by bit. Says at which step\n"
+    "Compares two folders that `lockstep train` wrote, step by step and bit by bit. Says at which "
+    "step\n"
     "and which parameter they first differ, and the likely reason.\n"
     "Exit status: 0 the same bits, 1 a difference, 2 one of them is no run.";
 
@@ -24,18 +25,19 @@ int compare_command(const std::vector<std::string>& arguments) {
     return kSuccess;
   }
   if (arguments.size() != 2) {
-    throw Error(ErrorCode::kUsage,
-                fmt::format("lockstep compare needs two folders, and found {} {}. `lockstep compare "
-                            "--help` says more.",
-                            arguments.size(), arguments.size() == 1 ? "word" : "words"));
+    throw Error(
+        ErrorCode::kUsage,
+        fmt::format("lockstep compare needs two folders, and found {} {}. `lockstep compare "
+                    "--help` says more.",
+                    arguments.size(), arguments.size() == 1 ? "word" : "words"));
   }
   const StoredRun a = read_run(arguments[0]);
   const StoredRun b = read_run(arguments[1]);
   console.print(fmt::format("A: {}, {} steps", a.folder, a.metrics.size()));
   console.print(fmt::format("B: {}, {} steps", b.folder, b.metrics.size()));
   if (a.metrics.empty() || b.metrics.empty()) {
-    throw Error(ErrorCode::kInput, fmt::format("{} has no step to compare.",
-                                               (a.metrics.empty() ? a : b).folder));
+    throw Error(ErrorCode::kInput,
+                fmt::format("{} has no step to compare.", (a.metrics.empty() ? a : b).folder));
   }
   if (const auto difference = first_difference(a, b)) {
     for (const std::string& line : explain(a, b, *difference)) console.print(line);
@@ -44,8 +46,8 @@ int compare_command(const std::vector<std::string>& arguments) {
   const size_t common = std::min(a.metrics.size(), b.metrics.size());
   if (a.metrics.size() != b.metrics.size()) {
     const bool is_a = a.metrics.size() > b.metrics.size();
-    console.print(fmt::format("no difference in the {} {} that both have; {} goes on to step {}", common,
-                              common == 1 ? "step" : "steps", is_a ? "A" : "B",
+    console.print(fmt::format("no difference in the {} {} that both have; {} goes on to step {}",
+                              common, common == 1 ? "step" : "steps", is_a ? "A" : "B",
                               (is_a ? a : b).metrics.size()));
     return kFailure;
   }

@@ -1,13 +1,17 @@
 #include "src/cli/console.h"
 
+#include <poll.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 
 #include <fmt/format.h>
+
+#include "lockstep/error.h"
 
 namespace lockstep::cli {
 namespace {
@@ -25,18 +29,28 @@ double now_seconds() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-bool write_all(int fd, std::string_view text) {
+// 0, or the error that stopped it.
+int write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(fd, text.data(), text.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return false;
-    text.remove_prefix(static_cast<size_t>(written));
+    if (written >= 0) {
+      text.remove_prefix(static_cast<size_t>(written));
+    } else if (errno == EAGAIN) {  // somebody shares the stream with us and does not want to wait
+      pollfd ready{fd, POLLOUT, 0};
+      ::poll(&ready, 1, -1);
+    } else if (errno != EINTR) {
+      return errno;
+    }
   }
-  return true;
+  return 0;
 }
 
 void write_output(std::string_view text) {
-  if (!write_all(STDOUT_FILENO, text)) throw OutputClosed();
+  const int error = write_all(STDOUT_FILENO, text);
+  if (error == 0) return;
+  if (error == EPIPE || error == EIO) throw OutputClosed();  // EIO: the terminal is gone
+  throw Error(ErrorCode::kEnvironment,
+              fmt::format("cannot write to standard output: {}", std::strerror(error)));
 }
 
 }  // namespace

@@ -15,9 +15,11 @@ class Console {
  public:
   explicit Console(report::ProgressMode mode = report::ProgressMode::kNone);
 
-  void print(std::string_view line);  // to stdout. Throws OutputClosed
-  void warn(std::string_view line);   // to stderr, as it is
-  void show(const report::ProgressState& state);  // when it is due. Throws OutputClosed
+  // All throw OutputClosed, and Error(kEnvironment) where standard output takes no more (a full
+  // disk).
+  void print(std::string_view line);              // to stdout
+  void warn(std::string_view line);               // to stderr, as it is
+  void show(const report::ProgressState& state);  // to stdout, when it is due
 
  private:
   report::Progress progress_;

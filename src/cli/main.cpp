@@ -1,8 +1,8 @@
 // lockstep: the command line. Streams and exit statuses are decided here and in the commands.
 
-#include <cstdio>
-#include <cstring>
-#include <iterator>
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <string>
 #include <vector>
 
@@ -26,14 +26,16 @@ struct Command {
 constexpr Command kCommands[] = {
     {"train", train_command, "train a GPT on text or token files, by several replicas"},
     {"run", run_command, "start N replicas of a program that uses the library"},
-    {"verify", verify_command, "train the same recipe by several numbers of replicas, compare the bits"},
+    {"verify", verify_command,
+     "train the same recipe by several numbers of replicas, compare the bits"},
     {"compare", compare_command, "where two runs first differ, and the likely reason"},
 };
 
 std::string usage() {
   std::string text =
       "usage: lockstep COMMAND ...\n\n"
-      "Data-parallel training whose result is the same to the last bit for any number of replicas.\n\n";
+      "Data-parallel training whose result is the same to the last bit for any number of "
+      "replicas.\n\n";
   for (const Command& command : kCommands) {
     text += fmt::format("  {:<9} {}\n", command.name, command.text);
   }
@@ -58,11 +60,20 @@ int dispatch(const std::vector<std::string>& words) {
   for (const Command& command : kCommands) {
     if (name == command.name) return command.function(arguments);
   }
-  throw Error(ErrorCode::kUsage,
-              fmt::format("there is no command {}. `lockstep help` lists them.", base::quote_path(name)));
+  throw Error(ErrorCode::kUsage, fmt::format("there is no command {}. `lockstep help` lists them.",
+                                             base::quote_path(name)));
 }
 
-// The commands let errors through only before anything has started; what went on longer says Failed.
+// Started without some of the three streams, we would open our files in their places and print into
+// them.
+void open_standard_streams() {
+  for (int fd = 0; fd <= 2; ++fd) {
+    if (::fcntl(fd, F_GETFD) < 0) static_cast<void>(::open("/dev/null", O_RDWR));
+  }
+}
+
+// The commands let errors through only before anything has started; what went on longer says
+// Failed.
 int status_of(const Error& error) {
   const bool is_ours = error.code() == ErrorCode::kInternal || error.code() == ErrorCode::kDiverged;
   return is_ours ? kFailure : kWrongUsage;
@@ -93,5 +104,6 @@ int main_status(const std::vector<std::string>& words) {
 }  // namespace lockstep::cli
 
 int main(int argc, char** argv) {
+  lockstep::cli::open_standard_streams();
   return lockstep::cli::main_status(std::vector<std::string>(argv + 1, argv + argc));
 }

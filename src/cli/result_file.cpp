@@ -1,6 +1,7 @@
 #include "src/cli/result_file.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 
 #include <fmt/format.h>
@@ -21,6 +22,18 @@ using nlohmann::ordered_json;
 
 constexpr int kFormatVersion = 1;
 constexpr uint64_t kMostBytes = 16 << 20;
+
+// The words that repeat the run, from any folder.
+std::vector<std::string> repeat_arguments(train::TrainOptions options) {
+  const auto make_absolute = [](std::string& path) {
+    std::error_code error;
+    const std::string absolute = std::filesystem::absolute(path, error).string();
+    if (!error) path = absolute;
+  };
+  for (std::string& path : options.data) make_absolute(path);
+  if (options.validation_path) make_absolute(*options.validation_path);
+  return train::train_arguments(options, train::ArgumentChoice::kRepeat);
+}
 
 // As in metrics.jsonl: JSON has no NaN.
 ordered_json number(double value) {
@@ -77,30 +90,30 @@ void write_result(const train::PreparedTraining& training, const TrainingOutcome
   const train::TrainOptions& options = training.options;
   const bool has_steps = outcome.step_count > 0;
   const report::StepMetrics& last = outcome.last;
-  ordered_json result = {{"format_version", kFormatVersion},
-                         {"steps", outcome.step_count},
-                         {"complete", outcome.exit_status() == kSuccess},
-                         {"global_batch", options.global_batch},
-                         {"microbatch", options.microbatch},
-                         {"replicas", options.replicas},
-                         {"threads", options.threads},
-                         {"loss", has_steps ? number(last.loss) : ordered_json()},
-                         {"validation_loss", last.validation_loss ? number(*last.validation_loss)
-                                                                  : ordered_json()},
-                         {"state_hash", last.state_hash ? ordered_json(*last.state_hash) : ordered_json()},
-                         {"drift", has_steps ? number(last.drift) : ordered_json()},
-                         {"seconds", outcome.launch.seconds},
-                         {"samples_per_second", outcome.samples_per_second},
-                         {"tokens_per_second", outcome.tokens_per_second},
-                         {"deaths", outcome.launch.deaths.size()},
-                         {"died", deaths_json(outcome.launch.deaths)}};
+  ordered_json result = {
+      {"format_version", kFormatVersion},
+      {"steps", outcome.step_count},
+      {"complete", outcome.exit_status() == kSuccess},
+      {"global_batch", options.global_batch},
+      {"microbatch", options.microbatch},
+      {"replicas", options.replicas},
+      {"threads", options.threads},
+      {"loss", has_steps ? number(last.loss) : ordered_json()},
+      {"validation_loss", last.validation_loss ? number(*last.validation_loss) : ordered_json()},
+      {"state_hash", last.state_hash ? ordered_json(*last.state_hash) : ordered_json()},
+      {"drift", has_steps ? number(last.drift) : ordered_json()},
+      {"seconds", outcome.launch.seconds},
+      {"samples_per_second", outcome.samples_per_second},
+      {"tokens_per_second", outcome.tokens_per_second},
+      {"deaths", outcome.launch.deaths.size()},
+      {"died", deaths_json(outcome.launch.deaths)}};
   result["recipe"] = ordered_json::parse(training.recipe);
   result["memory"] = memory_json(training.memory);
   result["machine"] = {{"cpu", cpu_name()},
                        {"cores", training.cpu.usable_cores},
                        {"compiler", __VERSION__},
                        {"lockstep", LOCKSTEP_VERSION}};
-  result["arguments"] = train::train_arguments(options, train::ArgumentChoice::kRepeat);
+  result["arguments"] = repeat_arguments(options);
   base::write_file_atomically(
       options.out + "/result.json",
       result.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
@@ -118,7 +131,9 @@ StoredResult read_result(const std::string& folder) {
       refuse(path, fmt::format("its format version is {}, this program reads {}", version,
                                kFormatVersion));
     }
-    result.steps = json.at("steps").get<uint64_t>();
+    const auto& steps = json.at("steps");
+    if (!steps.is_number_unsigned()) refuse(path, "steps is no whole number");
+    result.steps = steps.get<uint64_t>();
     result.is_complete = json.at("complete").get<bool>();
     const auto& hash = json.at("state_hash");
     if (!hash.is_null()) result.state_hash = hash.get<std::string>();

@@ -1,7 +1,8 @@
-
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
+#include <optional>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -17,8 +18,10 @@ namespace {
 
 constexpr const char* kHelp =
     "usage: lockstep run -n N [options] -- PROGRAM [ARGS ...]\n\n"
-    "Starts N replicas of a program that uses the library, puts \"[rank R] \" before what they print,\n"
-    "and ends when the last has ended: with 0 if all went well, else with the first failure's status.\n\n"
+    "Starts N replicas of a program that uses the library, puts \"[rank R] \" before what they "
+    "print,\n"
+    "and ends when the last has ended: with 0 if all went well, else with the first failure's "
+    "status.\n\n"
     "  -n, --replicas N     how many; default: one per physical core that may be used\n"
     "  --threads T          of each replica, default 1; part of what the bits depend on\n"
     "  --timeout SECONDS    of a wait for another replica, default 300; 0: never\n"
@@ -49,24 +52,32 @@ uint64_t whole_number(const std::string& name, const std::string& text, uint64_t
   return value;
 }
 
-// The words before "--", or before the first that is no option, are ours; the rest is the program's.
+// The words before "--", or before the first that is no option, are ours; the rest is the
+// program's.
 RunOptions parse(const std::vector<std::string>& arguments) {
   RunOptions options;
   size_t i = 0;
-  const auto value_of = [&](const std::string& name) -> const std::string& {
+  std::optional<std::string> joined;  // the value in "--name=value"
+  const auto value_of = [&](const std::string& name) {
+    if (joined) return *std::exchange(joined, std::nullopt);
     if (i + 1 >= arguments.size()) refuse(name + " needs a value, and none follows.");
     return arguments[++i];
   };
   for (; i < arguments.size(); ++i) {
-    const std::string& word = arguments[i];
+    std::string word = arguments[i];
     if (word == "--") {
       ++i;
       break;
     }
     if (!word.starts_with('-')) break;
+    const size_t equals = word.find('=');
+    if (word.starts_with("--") && equals != std::string::npos) {
+      joined = word.substr(equals + 1);
+      word.resize(equals);
+    }
     if (word == "-n" || word == "--replicas") {
-      options.replicas = static_cast<uint32_t>(
-          whole_number(word, value_of(word), 1, exchange::kMaxReplicas));
+      options.replicas =
+          static_cast<uint32_t>(whole_number(word, value_of(word), 1, exchange::kMaxReplicas));
     } else if (word == "--threads") {
       options.threads = static_cast<uint32_t>(whole_number(word, value_of(word), 1, 1024));
     } else if (word == "--timeout") {
@@ -79,9 +90,11 @@ RunOptions parse(const std::vector<std::string>& arguments) {
       refuse(fmt::format("lockstep run has no option {}; the program stands after \"--\".",
                          base::quote_path(word)));
     }
+    if (joined) refuse(fmt::format("{} takes no value.", word));
   }
   options.command.assign(arguments.begin() + static_cast<std::ptrdiff_t>(i), arguments.end());
-  if (options.command.empty()) refuse("which program? Expected: lockstep run -n N -- PROGRAM ARGS.");
+  if (options.command.empty())
+    refuse("which program? Expected: lockstep run -n N -- PROGRAM ARGS.");
   return options;
 }
 
@@ -106,10 +119,10 @@ int run_command(const std::vector<std::string>& arguments) {
   if (options.replicas == 0) options.replicas = cpu.usable_cores;
   const uint64_t threads = uint64_t{options.replicas} * options.threads;
   if (threads > cpu.usable_cores) {
-    console.warn(fmt::format("lockstep: warning: {} x {} = {} threads on {} cores ({}): they take "
-                             "turns, which costs time and no bits.",
-                             options.replicas, options.threads, threads, cpu.usable_cores,
-                             cpu.reason));
+    console.warn(
+        fmt::format("lockstep: warning: {} x {} = {} threads on {} cores ({}): they take "
+                    "turns, which costs time and no bits.",
+                    options.replicas, options.threads, threads, cpu.usable_cores, cpu.reason));
   }
   if (!options.kills.empty()) {
     ::setenv("LOCKSTEP_KILL", fmt::format("{}", fmt::join(options.kills, ",")).c_str(), 1);

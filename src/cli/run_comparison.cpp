@@ -44,7 +44,8 @@ std::optional<StepDifference> step_difference(const StepMetrics& left, const Ste
   }
   if (auto found = numbers("drift", left.drift, right.drift)) return found;
   if (left.epoch == right.epoch) return std::nullopt;
-  return StepDifference{left.step, "epoch", std::to_string(left.epoch), std::to_string(right.epoch)};
+  return StepDifference{left.step, "epoch", std::to_string(left.epoch),
+                        std::to_string(right.epoch)};
 }
 
 // One line of parameter_hashes.jsonl.
@@ -60,8 +61,10 @@ std::vector<ParameterHashes> read_parameter_hashes(const std::string& folder) {
   std::istringstream lines(base::read_file(path, uint64_t{1} << 30));
   for (std::string line; std::getline(lines, line);) {
     const ordered_json json = ordered_json::parse(line, nullptr, false);
-    if (!json.is_object() || !json.contains("step") || !json.contains("parameters")) continue;  // torn
-    all.push_back({json["step"].get<uint64_t>(), json["parameters"]});
+    const bool is_whole = json.is_object() && json.contains("step") &&
+                          json["step"].is_number_unsigned() && json.contains("parameters") &&
+                          json["parameters"].is_object();
+    if (is_whole) all.push_back({json["step"].get<uint64_t>(), json["parameters"]});  // else torn
   }
   return all;
 }
@@ -105,7 +108,8 @@ void append_some(std::vector<std::string>& lines, const std::vector<std::string>
 
 std::string reason_within_equal_recipes(const StepDifference& difference) {
   if (difference.what == "learning_rate" || difference.what == "epoch") {
-    return "the schedules differ although the recipes are equal: were the files written by different "
+    return "the schedules differ although the recipes are equal: were the files written by "
+           "different "
            "versions of lockstep?";
   }
   if (difference.step == 1 && difference.what == "loss") {
@@ -129,16 +133,17 @@ std::string reason_within_equal_recipes(const StepDifference& difference) {
 StoredRun read_run(const std::string& folder) {
   const auto status = base::file_status(folder);
   if (!status || status->kind != base::FileKind::kFolder) {
-    throw Error(ErrorCode::kInput,
-                fmt::format("{} is {}. Expected the folder of a run (--out of lockstep train).",
-                            base::quote_path(folder),
-                            status ? base::describe(status->kind) : "not there"));
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("{} is {}. Expected the folder of a run (--out of lockstep train).",
+                    base::quote_path(folder), status ? base::describe(status->kind) : "not there"));
   }
   if (!base::file_status(folder + "/metrics.jsonl")) {
-    throw Error(ErrorCode::kInput,
-                fmt::format("{} holds no metrics.jsonl. Expected the folder of a run (--out of lockstep "
-                            "train).",
-                            base::quote_path(folder)));
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("{} holds no metrics.jsonl. Expected the folder of a run (--out of lockstep "
+                    "train).",
+                    base::quote_path(folder)));
   }
   StoredRun run;
   run.folder = folder;
@@ -182,17 +187,17 @@ std::vector<std::string> explain(const StoredRun& left, const StoredRun& right,
   lines.push_back(fmt::format("first difference: step {}, {}: {} in A, {} in B", difference.step,
                               difference.what, difference.left, difference.right));
   if (const auto parameter = first_parameter_difference(left, right)) {
-    lines.push_back(fmt::format("first parameter: {} ({} of {} parameters differ after step {}{})",
-                                parameter->name, parameter->differing, parameter->count,
-                                parameter->step,
-                                parameter->step > difference.step
-                                    ? "; --hash-every 1 names the first one of each step"
-                                    : ""));
+    lines.push_back(fmt::format(
+        "first parameter: {} ({} of {} parameters differ after step {}{})", parameter->name,
+        parameter->differing, parameter->count, parameter->step,
+        parameter->step > difference.step ? "; --hash-every 1 names the first one of each step"
+                                          : ""));
   }
   if (!left.result || !right.result) {
-    lines.push_back(fmt::format("likely reason: unknown; {} holds no result.json, so the recipes cannot "
-                                "be compared",
-                                (left.result ? right : left).folder));
+    lines.push_back(
+        fmt::format("likely reason: unknown; {} holds no result.json, so the recipes cannot "
+                    "be compared",
+                    (left.result ? right : left).folder));
     return lines;
   }
   const auto recipe = recipe_differences(left, right);

@@ -45,15 +45,35 @@ std::vector<LoggedStep> StepLog::collect(exchange::ControlBlock& control) {
     }
   }
   std::vector<LoggedStep> complete;
-  while (!pending_.empty() && all_are_through(control, pending_.begin()->first)) {
+  const uint64_t end = disagreement_ ? disagreement_->step : UINT64_MAX;
+  while (!pending_.empty() && pending_.begin()->first < end &&
+         all_are_through(control, pending_.begin()->first)) {
     const auto& [step, pending] = *pending_.begin();
     complete.push_back(write(control, step, pending));
     pending_.erase(pending_.begin());
+  }
+  if (disagreement_) {
+    throw Error(
+        ErrorCode::kDiverged,
+        fmt::format("{}. Nothing from this step on can be trusted; metrics.jsonl holds the {} "
+                    "{} before it.",
+                    disagreement_->text, step_count_, step_count_ == 1 ? "step" : "steps"));
   }
   return complete;
 }
 
 void StepLog::take(uint32_t rank, const StepReport& report) {
+  if (report.is_last != 0 && report.step != options_.last_step) {
+    ended_[rank] = true;  // it ends early; its exit tells why
+    return;
+  }
+  if (report.step <= last_.step || report.step > options_.last_step) {
+    throw Error(
+        ErrorCode::kInternal,
+        fmt::format("rank {} reports step {}, but step {} of {} is the last that is written: "
+                    "does every replica see the same data and options?",
+                    rank, report.step, last_.step, options_.last_step));
+  }
   through_[rank] = std::max(through_[rank], report.step);
   auto [found, is_first] = pending_.try_emplace(report.step);
   Pending& pending = found->second;
@@ -66,6 +86,7 @@ void StepLog::take(uint32_t rank, const StepReport& report) {
   } else if (rank < pending.rank) {
     pending.report = report;
     pending.rank = rank;
+    pending.has_end = false;
   }
   if (report.is_last != 0) {
     // The step was reported before, and its times with it: this says what came after it.
@@ -91,18 +112,19 @@ void StepLog::take(uint32_t rank, const StepReport& report) {
 }
 
 // The replicas compare their copies themselves; this guards what they report.
-void StepLog::check_agreement(const Pending& pending, uint32_t rank,
-                              const StepReport& report) const {
+void StepLog::check_agreement(const Pending& pending, uint32_t rank, const StepReport& report) {
   const StepReport& other = pending.report;
-  const auto refuse = [&](const char* what, const std::string& left, const std::string& right) {
-    throw Error(ErrorCode::kDiverged,
-                fmt::format("step {}: the replicas disagree about the {}: {} on rank {}, {} on rank "
-                            "{}. Nothing after this step can be trusted; the lines up to step {} "
-                            "are written.",
-                            report.step, what, left, pending.rank, right, rank, step_count_));
+  if (disagreement_ && disagreement_->step <= report.step) return;
+  const auto note = [&](const char* what, const std::string& left, const std::string& right) {
+    if (disagreement_ && disagreement_->step == report.step) return;  // the first one is the cause
+    disagreement_ = {
+        report.step,
+        fmt::format("step {}: the replicas disagree about the {}: {} on rank {}, {} on "
+                    "rank {}",
+                    report.step, what, left, pending.rank, right, rank)};
   };
   const auto compare = [&](const char* what, double left, double right) {
-    if (!same_bits(left, right)) refuse(what, json_number(left), json_number(right));
+    if (!same_bits(left, right)) note(what, json_number(left), json_number(right));
   };
   compare("loss", other.loss, report.loss);
   compare("gradient norm", other.gradient_norm, report.gradient_norm);
@@ -112,11 +134,11 @@ void StepLog::check_agreement(const Pending& pending, uint32_t rank,
     compare("validation loss", other.validation_loss, report.validation_loss);
   }
   if (other.parameter_hash != report.parameter_hash) {
-    refuse("parameters", base::to_hex(other.parameter_hash), base::to_hex(report.parameter_hash));
+    note("parameters", base::to_hex(other.parameter_hash), base::to_hex(report.parameter_hash));
   }
   if (other.has_state_hash != 0 && report.has_state_hash != 0 &&
       other.state_hash != report.state_hash) {
-    refuse("state", base::to_hex(other.state_hash), base::to_hex(report.state_hash));
+    note("state", base::to_hex(other.state_hash), base::to_hex(report.state_hash));
   }
 }
 

@@ -46,21 +46,26 @@ class StepLog {
     exchange::StepReport report{};  // the first one that came, with what others add
     uint32_t rank = 0;              // whose
     report::StepTimings timings;
-    bool has_end = false;           // a replica that finished said what the whole state is
+    bool has_end = false;  // a replica that finished said what the whole state is
   };
 
   void take(uint32_t rank, const exchange::StepReport& report);
-  void check_agreement(const Pending& pending, uint32_t rank,
-                       const exchange::StepReport& report) const;
+  void check_agreement(const Pending& pending, uint32_t rank, const exchange::StepReport& report);
   bool all_are_through(const exchange::ControlBlock& control, uint64_t step) const;
   LoggedStep write(const exchange::ControlBlock& control, uint64_t step, const Pending& pending);
+
+  struct Disagreement {
+    uint64_t step = 0;
+    std::string text;
+  };
 
   StepLogOptions options_;
   base::AppendFile metrics_;
   base::AppendFile timings_;
-  std::map<uint64_t, Pending> pending_;          // by step
-  std::vector<uint64_t> through_;                // [rank] the last step it reported
-  std::vector<bool> ended_;                      // [rank] has reported its end
+  std::map<uint64_t, Pending> pending_;       // by step
+  std::vector<uint64_t> through_;             // [rank] the last step it reported
+  std::vector<bool> ended_;                   // [rank] has reported its end
+  std::optional<Disagreement> disagreement_;  // about the earliest step
   uint64_t step_count_ = 0;
   report::StepMetrics last_;
   bool is_complete_ = false;

@@ -1,3 +1,8 @@
+#include <algorithm>
+#include <cctype>
+#include <cstring>
+#include <sstream>
+
 #include <fmt/format.h>
 
 #include "src/base/file.h"
@@ -16,12 +21,9 @@ using train::TrainOptions;
 
 report::LearningRateScale scale_of(train::LearningRateScaling scaling) {
   switch (scaling) {
-    case train::LearningRateScaling::kLinear:
-      return report::LearningRateScale::kLinear;
-    case train::LearningRateScaling::kSqrt:
-      return report::LearningRateScale::kSqrt;
-    case train::LearningRateScaling::kNone:
-      break;
+    case train::LearningRateScaling::kLinear: return report::LearningRateScale::kLinear;
+    case train::LearningRateScaling::kSqrt: return report::LearningRateScale::kSqrt;
+    case train::LearningRateScaling::kNone: break;
   }
   return report::LearningRateScale::kNone;
 }
@@ -42,15 +44,24 @@ report::Product product_of(const train::PreparedTraining& training) {
   return product;
 }
 
+std::string plural(uint64_t count, const char* one) {
+  return fmt::format("{} {}{}", count, one, count == 1 ? "" : "s");
+}
+
 std::string model_line(const TrainOptions& options) {
   const train::GptSizes& gpt = options.gpt;
   return fmt::format(
-      "model        gpt, {} parameters: {} layers, {} heads, width {}, context {}, vocabulary {}{}; "
-      "{}, {}",
-      report::format_rate(static_cast<double>(train::gpt_parameter_count(gpt))), gpt.layers,
-      gpt.heads, gpt.width, gpt.context, gpt.vocabulary,
-      gpt.dropout > 0 ? fmt::format(", dropout {}", gpt.dropout) : "",
+      "model        gpt, {} parameters: {}, {}, width {}, context {}, vocabulary {}{}; {}, {}",
+      report::format_rate(static_cast<double>(train::gpt_parameter_count(gpt))),
+      plural(gpt.layers, "layer"), plural(gpt.heads, "head"), gpt.width, gpt.context,
+      gpt.vocabulary, gpt.dropout > 0 ? fmt::format(", dropout {}", gpt.dropout) : "",
       train::word_of(options.precision), train::word_of(options.optimizer));
+}
+
+// In quotes only where it holds something that would disturb the line.
+std::string shown(const std::string& path) {
+  const std::string quoted = base::quote_path(path);
+  return quoted.size() == path.size() + 2 ? path : quoted;
 }
 
 void print_head(const train::PreparedTraining& training, Console& console) {
@@ -64,10 +75,11 @@ void print_head(const train::PreparedTraining& training, Console& console) {
   console.print(fmt::format("steps        {}{}; seed {}{}", training.step_count,
                             training.length_note.empty() ? "" : " (" + training.length_note + ")",
                             options.seed, options.seed_was_chosen ? " (chosen now)" : ""));
-  console.print("results      " + options.out);
+  console.print("results      " + shown(options.out));
   if (!options.averaging) {
-    console.print("averaging    off: every replica applies its own mean, and the copies separate. The "
-                  "figures are rank 0's.");
+    console.print(
+        "averaging    off: every replica applies its own mean, and the copies separate. The "
+        "figures are rank 0's.");
   }
   for (const std::string& warning : training.warnings) {
     console.warn(fmt::format("warning: {}.", warning));
@@ -75,25 +87,35 @@ void print_head(const train::PreparedTraining& training, Console& console) {
 }
 
 void print_sample(const std::string& out, Console& console) {
-  console.print("sample       " + out + "/sample.txt:");
-  const std::string text = base::read_file(out + "/sample.txt", 16 << 20);
-  std::string line = "  | ";
-  for (const char c : text) {
-    if (c == '\n') {
-      console.print(line);
-      line = "  | ";
-    } else {
-      const bool is_control = static_cast<unsigned char>(c) < 32 || c == 127;
-      line += is_control && c != '\t' ? '?' : c;  // no escape sequences from the data
-    }
+  const std::string path = out + "/sample.txt";
+  if (!base::file_status(path)) {
+    console.print("sample       none: the replica that was to write it has died");
+    return;
   }
-  console.print(line);
+  console.print("sample       " + shown(path) + ":");
+  std::istringstream lines(base::read_file(path, 16 << 20));
+  for (std::string line; std::getline(lines, line);) {
+    // No escape sequences from the data, and nothing that is no text.
+    const std::string quoted = base::quote_path(line);
+    console.print("  | " + quoted.substr(1, quoted.size() - 2));
+  }
+}
+
+// As a shell takes it for one word.
+std::string shell_word(const std::string& text) {
+  const bool is_plain = std::all_of(text.begin(), text.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c >= 0x80 || std::strchr("/._-+=:,@%", c) != nullptr;
+  });
+  if (is_plain && !text.empty()) return text;
+  std::string quoted = "'";
+  for (const char c : text) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return quoted + "'";
 }
 
 void print_deaths(const TrainingOutcome& outcome, Console& console) {
   for (const launch::Death& death : outcome.launch.deaths) {
-    console.print(fmt::format("death        rank {} {}; the others went on in the same step", death.rank,
-                              death.description));
+    console.print(fmt::format("death        rank {} {}; the others went on in the same step",
+                              death.rank, death.description));
   }
 }
 
@@ -109,23 +131,26 @@ void print_success(const train::PreparedTraining& training, const TrainingOutcom
                             report::format_rate(outcome.tokens_per_second)));
   print_deaths(outcome, console);
   if (!options.averaging) {
-    console.print(fmt::format("drift        {:.3g}: the largest difference of a parameter between two "
-                              "copies",
-                              last.drift));
+    console.print(
+        fmt::format("drift        {:.3g}: the largest difference of a parameter between two "
+                    "copies",
+                    last.drift));
   }
-  console.print(fmt::format("results      {} (metrics.jsonl, timings.jsonl, result.json)", options.out));
+  console.print(fmt::format("results      {} (metrics.jsonl, timings.jsonl, result.json)",
+                            shown(options.out)));
   if (options.sample != 0) print_sample(options.out, console);
   console.print(fmt::format("state hash   {}{}", last.state_hash.value_or("none"),
                             options.averaging ? "" : " (of rank 0's copy)"));
   if (!options.averaging) return;
-  console.print(fmt::format("prove it     {} verify {} --steps 1..{}", program_name(), options.out,
-                            std::min<uint64_t>(10, outcome.step_count)));
+  console.print(fmt::format("prove it     {} verify {} --steps 1..{}", shell_word(program_name()),
+                            shell_word(options.out), std::min<uint64_t>(10, outcome.step_count)));
 }
 
 void print_failure(const TrainOptions& options, const TrainingOutcome& outcome, Console& console) {
   if (outcome.step_count > 0) {
     console.warn(fmt::format("lockstep: {} {} written to {}", outcome.step_count,
-                             outcome.step_count == 1 ? "step is" : "steps are", options.out));
+                             outcome.step_count == 1 ? "step is" : "steps are",
+                             shown(options.out)));
   }
   std::string report = outcome.problem;
   if (report.empty()) report = launch::failure_report(outcome.launch);
@@ -142,7 +167,9 @@ int train_command(const std::vector<std::string>& arguments) {
   train::TrainRequest request = train::parse_train_arguments(arguments);
   static_cast<void>(worker_path());  // throws where it is missing
   train::PreparedTraining training = train::prepare_training(request);
-  training.options.out = train::prepare_out_folder(training.options.out, training.options.model);
+  const train::OutFolder out =
+      train::prepare_out_folder(training.options.out, training.options.model);
+  training.options.out = out.path;
   const TrainOptions& options = training.options;
   Console console(*report::parse_progress_mode(options.progress));
   print_head(training, console);

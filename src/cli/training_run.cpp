@@ -2,10 +2,12 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
-#include <set>
+#include <map>
+#include <sstream>
 
 #include <fmt/format.h>
 
@@ -43,21 +45,43 @@ void export_drills(const std::vector<std::string>& kills) {
   ::setenv("LOCKSTEP_KILL", fmt::format("{}", fmt::join(kills, ",")).c_str(), 1);
 }
 
-// What the replicas print. All of them run the same code: what several say is shown once.
+// What the replicas print. All of them run the same code: what several say is shown once, and as
+// often as the one that says it most often.
 class ReplicaLines {
  public:
   explicit ReplicaLines(Console& console) : console_(console) {}
 
   bool take(const launch::OutputLine& line) {
-    if (seen_.size() < kMostRemembered && !seen_.emplace(line.text).second) return true;
+    auto found = said_.find(line.text);
+    if (found == said_.end() && said_.size() < kMostRemembered) {
+      found = said_.emplace(line.text, Said{}).first;
+    }
+    if (found != said_.end()) {
+      Said& said = found->second;
+      const uint64_t times = ++said.times[line.rank];
+      if (times <= said.shown) return true;
+      said.shown = times;
+    }
     console_.warn(fmt::format("[rank {}] {}", line.rank, line.text));
     return true;
   }
 
  private:
+  struct Said {
+    uint64_t shown = 0;
+    std::map<uint32_t, uint64_t> times;  // by rank
+  };
+
   Console& console_;
-  std::set<std::string, std::less<>> seen_;
+  std::map<std::string, Said, std::less<>> said_;
 };
+
+// A run that left no step may have left these; our replicas append to the first.
+void remove_leftovers(const std::string& folder) {
+  for (const char* name : {"/parameter_hashes.jsonl", "/result.json", "/sample.txt"}) {
+    ::unlink((folder + name).c_str());
+  }
+}
 
 launch::LaunchOptions launch_options(const train::PreparedTraining& training) {
   const train::TrainOptions& options = training.options;
@@ -92,10 +116,11 @@ std::string worker_path() {
                                ? std::string(other)
                                : (fs::path(own_path()).parent_path() / "lockstep_worker").string();
   if (::access(path.c_str(), X_OK) != 0) {
-    throw Error(ErrorCode::kEnvironment,
-                fmt::format("{} is missing or cannot be executed; the replicas are started from it. "
-                            "It belongs beside lockstep; a build without LibTorch has none.",
-                            base::quote_path(path)));
+    throw Error(
+        ErrorCode::kEnvironment,
+        fmt::format("{} is missing or cannot be executed; the replicas are started from it. "
+                    "It belongs beside lockstep; a build without LibTorch has none.",
+                    base::quote_path(path)));
   }
   return path;
 }
@@ -103,6 +128,15 @@ std::string worker_path() {
 std::string program_name() {
   const fs::path path = own_path();
   std::error_code error;
+  const char* search = std::getenv("PATH");
+  std::istringstream folders(search == nullptr ? "" : search);
+  for (std::string folder; std::getline(folders, folder, ':');) {
+    if (folder.empty()) continue;
+    const fs::path there = fs::path(folder) / path.filename();
+    if (::access(there.c_str(), X_OK) != 0) continue;
+    if (fs::equivalent(there, path, error)) return path.filename().string();
+    break;  // another program of this name
+  }
   const fs::path relative = fs::relative(path, fs::current_path(error), error);
   if (error || relative.empty() || relative.string().starts_with("..")) return path.string();
   return relative.has_parent_path() ? relative.string() : "./" + relative.string();
@@ -115,9 +149,11 @@ int TrainingOutcome::exit_status() const {
 
 TrainingOutcome run_training(const train::PreparedTraining& training, Console& console) {
   const train::TrainOptions& options = training.options;
-  const uint64_t last_step =
-      options.stop_after == 0 ? training.step_count : std::min(options.stop_after, training.step_count);
+  const uint64_t last_step = options.stop_after == 0
+                                 ? training.step_count
+                                 : std::min(options.stop_after, training.step_count);
   launch::LaunchOptions launch = launch_options(training);
+  remove_leftovers(options.out);
   StepLog log({.folder = options.out,
                .last_step = last_step,
                .tokens_per_sample = options.gpt.context,
@@ -127,19 +163,31 @@ TrainingOutcome run_training(const train::PreparedTraining& training, Console& c
   launch.on_notice = [&](std::string_view sentence) {
     console.warn(fmt::format("lockstep: {}", sentence));
   };
+  bool has_started = false;
   launch.on_tick = [&](exchange::ControlBlock& control) {
+    has_started = true;
     for (const LoggedStep& logged : log.collect(control)) {
       console.show(progress_state(logged, last_step));
     }
   };
   export_drills(options.kills);
 
+  // What is thrown after the start comes from what we do with reports and lines; no replica is left
+  // then. The run ends like any other that failed.
   TrainingOutcome outcome;
+  const auto start = std::chrono::steady_clock::now();
   try {
     outcome.launch = launch::run_group(launch);
+  } catch (const OutputClosed&) {
+    outcome.launch.exit_status = kBrokenOutput;
+    outcome.launch.reason = "nobody reads the output any more";
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::kDiverged) throw;
+    if (!has_started) throw;
     outcome.problem = error.what();
+  }
+  if (outcome.launch.seconds == 0) {
+    outcome.launch.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
   outcome.step_count = log.step_count();
   outcome.is_complete = log.is_complete();
@@ -150,7 +198,12 @@ TrainingOutcome run_training(const train::PreparedTraining& training, Console& c
     outcome.problem = fmt::format("the replicas ended with status 0 after {} of {} steps",
                                   outcome.step_count, last_step);
   }
-  write_result(training, outcome);
+  try {
+    write_result(training, outcome);
+  } catch (const Error& error) {
+    if (!outcome.problem.empty()) outcome.problem += "\n";
+    outcome.problem += error.what();
+  }
   return outcome;
 }
 

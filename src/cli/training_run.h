@@ -13,18 +13,18 @@ namespace lockstep::cli {
 /// How a run of `lockstep train` ended.
 struct TrainingOutcome {
   launch::LaunchResult launch;
-  uint64_t step_count = 0;    // written to metrics.jsonl
-  bool is_complete = false;   // all of them
-  report::StepMetrics last;   // where step_count > 0
+  uint64_t step_count = 0;   // written to metrics.jsonl
+  bool is_complete = false;  // all of them
+  report::StepMetrics last;  // where step_count > 0
   double samples_per_second = 0;
   double tokens_per_second = 0;
-  std::string problem;        // found by the launcher; else empty
+  std::string problem;  // found by the launcher; else empty
   int exit_status() const;
 };
 
 /// Starts the replicas, writes the files of the run to options.out (metrics.jsonl, timings.jsonl,
-/// result.json), shows progress on the console, and returns when no replica is left. Throws
-/// Error(kEnvironment), Failed.
+/// result.json), shows progress on the console, and returns when no replica is left. What
+/// goes wrong after the start is told by the outcome. Throws Error(kEnvironment) before it.
 TrainingOutcome run_training(const train::PreparedTraining& training, Console& console);
 
 /// The file beside this program that the replicas are started from.

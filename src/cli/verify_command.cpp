@@ -24,18 +24,23 @@ constexpr uint64_t kDefaultSteps = 10;
 constexpr const char* kHelp =
     "usage: lockstep verify --replicas 1,2,3 [options of lockstep train] [--out DIR]\n"
     "       lockstep verify RUN [--steps A..B] [--replicas 1,3]\n\n"
-    "The first form trains one recipe by each of the numbers of replicas and compares all that the\n"
-    "promise covers, byte by byte; it also measures what each number of replicas is good for, at the\n"
-    "same global batch and at the same batch per replica. 10 steps where --steps does not say more.\n"
-    "The second form trains a finished run again, by other numbers of replicas, and confirms what its\n"
-    "metrics.jsonl says about the steps A to B (there are no checkpoints yet: from the first step on).\n"
+    "The first form trains one recipe by each of the numbers of replicas and compares all that "
+    "the\n"
+    "promise covers, byte by byte; it also measures what each number of replicas is good for, at "
+    "the\n"
+    "same global batch and at the same batch per replica. 10 steps where --steps does not say "
+    "more.\n"
+    "The second form trains a finished run again, by other numbers of replicas, and confirms what "
+    "its\n"
+    "metrics.jsonl says about the steps A to B (there are no checkpoints yet: from the first step "
+    "on).\n"
     "Exit status: 0 the same bits, 1 other bits or a failed run, 2 wrong usage or data.";
 
 // The words of this command; what is left belongs to `lockstep train`.
 struct VerifyWords {
-  std::optional<std::string> run;       // of the second form
+  std::optional<std::string> run;  // of the second form
   std::optional<std::string> replicas;
-  std::optional<std::string> steps;     // of the second form
+  std::optional<std::string> steps;  // of the second form
   std::optional<std::string> out;
   std::vector<std::string> rest;
 };
@@ -56,7 +61,8 @@ VerifyWords split_words(const std::vector<std::string>& arguments) {
   const auto take = [&](const char* name, std::optional<std::string>& value) {
     const std::string& word = arguments[i];
     if (word == name) {
-      if (i + 1 >= arguments.size()) refuse(fmt::format("{} needs a value, and none follows.", name));
+      if (i + 1 >= arguments.size())
+        refuse(fmt::format("{} needs a value, and none follows.", name));
       value = arguments[++i];
       return true;
     }
@@ -70,9 +76,10 @@ VerifyWords split_words(const std::vector<std::string>& arguments) {
     words.rest.push_back(arguments[i]);
   }
   if (words.run && !words.rest.empty()) {
-    refuse(fmt::format("verify RUN takes --steps, --replicas and --out, and found {}: the recipe is the "
-                       "run's own.",
-                       base::quote_path(words.rest.front())));
+    refuse(fmt::format(
+        "verify RUN takes --steps, --replicas and --out, and found {}: the recipe is the "
+        "run's own.",
+        base::quote_path(words.rest.front())));
   }
   return words;
 }
@@ -90,9 +97,10 @@ std::vector<uint32_t> parse_counts(const std::string& text) {
     const size_t comma = std::min(text.find(',', begin), text.size());
     const auto count = whole_number(std::string_view(text).substr(begin, comma - begin));
     if (!count || *count < 1 || *count > exchange::kMaxReplicas) {
-      refuse(fmt::format("--replicas {}: expected numbers from 1 to {} with commas between them, as in "
-                         "1,2,3.",
-                         base::quote_path(text), exchange::kMaxReplicas));
+      refuse(fmt::format(
+          "--replicas {}: expected numbers from 1 to {} with commas between them, as in "
+          "1,2,3.",
+          base::quote_path(text), exchange::kMaxReplicas));
     }
     if (std::find(counts.begin(), counts.end(), *count) == counts.end()) {
       counts.push_back(static_cast<uint32_t>(*count));
@@ -105,12 +113,12 @@ std::vector<uint32_t> parse_counts(const std::string& text) {
 StepRange parse_range(const std::string& text, uint64_t step_count) {
   const size_t dots = text.find("..");
   const auto first = whole_number(std::string_view(text).substr(0, dots));
-  const auto last = dots == std::string::npos
-                        ? first
-                        : whole_number(std::string_view(text).substr(dots + 2));
+  const auto last =
+      dots == std::string::npos ? first : whole_number(std::string_view(text).substr(dots + 2));
   if (!first || !last || *first < 1 || *last < *first || *last > step_count) {
-    refuse(fmt::format("--steps {}: expected A..B with 1 <= A <= B <= {}, the steps that the run has.",
-                       base::quote_path(text), step_count));
+    refuse(
+        fmt::format("--steps {}: expected A..B with 1 <= A <= B <= {}, the steps that the run has.",
+                    base::quote_path(text), step_count));
   }
   return {*first, *last};
 }
@@ -120,6 +128,14 @@ TrainRequest with_replicas(TrainRequest request, uint32_t count) {
   request.options.replica_reason = "as asked for";
   request.has_replicas = true;
   return request;
+}
+
+// Refuses what one of the counts cannot do before the first is tried.
+void check_counts(const TrainRequest& request, const std::vector<uint32_t>& counts) {
+  for (const uint32_t count : counts) {
+    TrainRequest with_count = with_replicas(request, count);
+    train::settle_batch(with_count);
+  }
 }
 
 double median_step_seconds(const std::string& folder) {
@@ -147,13 +163,15 @@ struct Row {
 // Runs one row; throws Failed, the reason being on the screen, when it does not come to its end.
 Row train_row(const TrainRequest& request, const std::string& folder, Console& console) {
   train::PreparedTraining training = train::prepare_training(request);
-  training.options.out = train::prepare_out_folder(folder, "verify");
+  const train::OutFolder out = train::prepare_out_folder(folder, "verify");
+  training.options.out = out.path;
   const TrainingOutcome outcome = run_training(training, console);
   if (outcome.exit_status() != kSuccess) {
     const std::string report =
         outcome.problem.empty() ? launch::failure_report(outcome.launch) : outcome.problem;
-    console.warn(fmt::format("lockstep: verify: the run by {} replicas in {} failed\nlockstep: {}",
-                             training.options.replicas, folder, report));
+    console.warn(fmt::format(
+        "lockstep: verify: the run by {} {} in {} failed\nlockstep: {}", training.options.replicas,
+        training.options.replicas == 1 ? "replica" : "replicas", folder, report));
     throw Failed(outcome.exit_status());
   }
   return {training.options.replicas, training.options.global_batch, folder, outcome.last,
@@ -194,9 +212,10 @@ bool print_verdict(const std::vector<Row>& rows, uint64_t steps, Console& consol
     }
     return false;
   }
-  console.print(fmt::format("verdict: same bits by {} replicas, {} {}: every loss, norm, parameter hash "
-                            "and the final state are equal, byte by byte",
-                            counts, steps, steps == 1 ? "step" : "steps"));
+  console.print(
+      fmt::format("verdict: same bits by {} replicas, {} {}: every loss, norm, parameter hash "
+                  "and the final state are equal, byte by byte",
+                  counts, steps, steps == 1 ? "step" : "steps"));
   return true;
 }
 
@@ -213,37 +232,41 @@ int verify_recipe(const VerifyWords& words, Console& console) {
     refuse("verify changes the number of replicas: give --global-batch instead of the dials.");
   }
   if (!request.options.averaging) {
-    refuse("verify with --averaging off: without averaging the result does depend on the replicas.");
+    refuse(
+        "verify with --averaging off: without averaging the result does depend on the replicas.");
   }
   if (!request.has_length) request.options.steps = kDefaultSteps;
   request.has_length = true;
   static_cast<void>(worker_path());
   // Data and sizes are looked at, and a seed is chosen, once and before anything is made.
-  const auto training = train::prepare_training(with_replicas(request, counts.front()));
+  const uint32_t most = *std::max_element(counts.begin(), counts.end());
+  check_counts(request, counts);
+  const auto training = train::prepare_training(with_replicas(request, most));
   request.options.seed = training.options.seed;
   request.has_seed = true;
-  const std::string out = train::prepare_out_folder(words.out.value_or(""), "verify");
+  const train::OutFolder folder = train::prepare_out_folder(words.out.value_or(""), "verify");
+  const std::string& out = folder.path;
 
   print_table_head(fmt::format("same global batch: {} {}, seed {}", training.step_count,
                                training.step_count == 1 ? "step" : "steps", request.options.seed),
                    false, console);
   std::vector<Row> rows;
   for (const uint32_t count : counts) {
-    rows.push_back(train_row(with_replicas(request, count), fmt::format("{}/replicas-{}", out, count),
-                             console));
+    rows.push_back(train_row(with_replicas(request, count),
+                             fmt::format("{}/replicas-{}", out, count), console));
     console.print(row_text(rows.back(), rows.front(), false));
   }
   TrainRequest scaled = request;
   scaled.has_global_batch = true;
-  const uint64_t share =
-      batch_per_replica(training.options, *std::max_element(counts.begin(), counts.end()));
-  print_table_head(fmt::format("same batch per replica: {} (each row is a recipe of its own)", share),
-                   true, console);
+  const uint64_t share = batch_per_replica(training.options, most);
+  print_table_head(
+      fmt::format("same batch per replica: {} (each row is a recipe of its own)", share), true,
+      console);
   std::optional<Row> first;
   for (const uint32_t count : counts) {
     scaled.options.global_batch = share * count;
-    const Row row = train_row(with_replicas(scaled, count),
-                              fmt::format("{}/scaled-{}", out, count), console);
+    const Row row =
+        train_row(with_replicas(scaled, count), fmt::format("{}/scaled-{}", out, count), console);
     if (!first) first = row;
     console.print(row_text(row, *first, true));
   }
@@ -254,21 +277,24 @@ int verify_recipe(const VerifyWords& words, Console& console) {
 
 std::string new_folder(const std::string& run) {
   std::string folder = run + "/verify";
-  for (int i = 2; std::filesystem::exists(folder); ++i) folder = fmt::format("{}/verify-{}", run, i);
+  for (int i = 2; std::filesystem::exists(folder); ++i)
+    folder = fmt::format("{}/verify-{}", run, i);
   return folder;
 }
 
 int verify_run(const VerifyWords& words, Console& console) {
   const StoredRun run = read_run(*words.run);
   if (!run.result || run.metrics.empty()) {
-    throw Error(ErrorCode::kInput,
-                fmt::format("{} holds no result.json with the recipe, or no step: nothing to confirm.",
-                            base::quote_path(run.folder)));
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("{} holds no result.json with the recipe, or no step: nothing to confirm.",
+                    base::quote_path(run.folder)));
   }
   TrainRequest request = train::parse_train_arguments(run.result->arguments);
   if (!request.options.averaging) {
-    throw Error(ErrorCode::kUsage, "the run is one with --averaging off, whose result does depend on the "
-                                   "replicas: nothing to confirm.");
+    throw Error(ErrorCode::kUsage,
+                "the run is one with --averaging off, whose result does depend on the "
+                "replicas: nothing to confirm.");
   }
   const StepRange range = words.steps ? parse_range(*words.steps, run.metrics.size())
                                       : StepRange{1, run.metrics.size()};
@@ -299,8 +325,9 @@ int verify_run(const VerifyWords& words, Console& console) {
                               count == 1 ? "replica" : "replicas", row.last.parameter_hash,
                               range.last));
   }
-  console.print(fmt::format("verdict: same bits: the log of the run is confirmed for the steps {} to {}",
-                            range.first, range.last));
+  console.print(
+      fmt::format("verdict: same bits: the log of the run is confirmed for the steps {} to {}",
+                  range.first, range.last));
   return kSuccess;
 }
 

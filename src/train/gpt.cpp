@@ -53,14 +53,15 @@ GptImpl::GptImpl(const GptSizes& sizes) : dropout_(sizes.dropout) {
   norm_ = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({width})));
   head_ = register_module("head", linear(width, sizes.vocabulary));
 
-  // GPT-2's initial values: small normal weights, smaller where a layer adds to the residual stream.
+  // GPT-2's initial values: small normal weights, smaller where a layer adds to the residual
+  // stream.
   const torch::NoGradGuard no_grad;
   const double residual = 0.02 / std::sqrt(2.0 * sizes.layers);
   for (auto& item : named_parameters()) {
     const std::string& name = item.key();
     if (name.find("norm") != std::string::npos) continue;
-    const bool adds = name.find("projection") != std::string::npos ||
-                      name.find("contract") != std::string::npos;
+    const bool adds =
+        name.find("projection") != std::string::npos || name.find("contract") != std::string::npos;
     item.value().normal_(0.0, adds ? residual : 0.02);
   }
 }

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
-#include <sstream>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -11,6 +9,7 @@
 #include "lockstep/error.h"
 #include "src/base/check.h"
 #include "src/base/file.h"
+#include "src/train/config_file.h"
 
 namespace lockstep::train {
 namespace {
@@ -34,7 +33,8 @@ constexpr const char* kHidden = "";
 
 constexpr Option kOptions[] = {
     {"data", "PATH ...", kData, "text files, folders of text, or .bin token files", Kind::kList},
-    {"validation", "PATH|SHARE", kData, "held-out data: a file, or a share of the sequences, e.g. 0.1"},
+    {"validation", "PATH|SHARE", kData,
+     "held-out data: a file, or a share of the sequences, e.g. 0.1"},
     {"model", "gpt", kModel, "the only one so far"},
     {"layers", "L", kModel, "default 6"},
     {"heads", "H", kModel, "default 6; must divide the width"},
@@ -184,7 +184,8 @@ void OptionWords::add_command_line(const std::vector<std::string>& arguments) {
     app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::ArgumentMismatch& error) {
     const std::string text = error.what();  // "--lr: 1 required TEXT missing"
-    refuse_usage(fmt::format("{} needs a value, and none follows.", text.substr(0, text.find(':'))));
+    refuse_usage(
+        fmt::format("{} needs a value, and none follows.", text.substr(0, text.find(':'))));
   } catch (const CLI::ParseError& error) {
     refuse_usage(fmt::format("The options were not understood ({}).", error.get_name()));
   }
@@ -192,41 +193,26 @@ void OptionWords::add_command_line(const std::vector<std::string>& arguments) {
   for (const Option& option : kOptions) {
     const CLI::Option* given = app.get_option(std::string("--") + option.name);
     if (given->count() == 0) continue;
-    words_[option.name] = option.kind == Kind::kFlag ? std::vector<std::string>{"true"}
-                                                     : values[option.name];
+    words_[option.name] =
+        option.kind == Kind::kFlag ? std::vector<std::string>{"true"} : values[option.name];
   }
 }
 
 void OptionWords::add_config_file(const std::string& path) {
-  const auto refuse = [&](const std::string& problem) {
-    throw Error(ErrorCode::kInput,
-                fmt::format("cannot use {} (--config): {}", base::quote_path(path), problem));
-  };
-  std::vector<CLI::ConfigItem> items;
-  std::istringstream text(base::read_file(path, 1 << 20));
-  try {
-    items = CLI::ConfigTOML().from_config(text);
-  } catch (const CLI::Error&) {
-    refuse("it is no TOML as far as lockstep reads it (expected lines like lr = 3e-4).");
-  }
   std::map<std::string, std::vector<std::string>> found;
-  for (const CLI::ConfigItem& item : items) {
-    if (!item.parents.empty()) {
-      refuse(fmt::format("it has the section or dotted key {}; options stand without sections, as "
-                         "lr = 3e-4.",
-                         base::quote_path(item.parents.front())));
+  for (ConfigEntry& entry : parse_config(base::read_file(path, 1 << 20), path)) {
+    const auto refuse = [&](const std::string& problem) {
+      throw Error(ErrorCode::kInput, fmt::format("cannot use {} (--config): line {}: the key {} {}",
+                                                 base::quote_path(path), entry.line,
+                                                 base::quote_path(entry.key), problem));
+    };
+    const Option* option = find_option(entry.key);
+    if (option == nullptr || entry.key == "config") {
+      refuse("is no option of lockstep train." + suggestion(entry.key));
     }
-    const Option* option = find_option(item.name);
-    if (option == nullptr || item.name == "config") {
-      refuse(fmt::format("the key {} is no option of lockstep train.{}", base::quote_path(item.name),
-                         suggestion(item.name)));
-    }
-    if (item.inputs.empty() || (option->kind == Kind::kValue && item.inputs.size() > 1)) {
-      refuse(fmt::format("the key {} needs one value.", base::quote_path(item.name)));
-    }
-    if (!found.emplace(item.name, item.inputs).second) {
-      refuse(fmt::format("the key {} comes twice.", base::quote_path(item.name)));
-    }
+    const bool is_list = option->kind == Kind::kList;
+    if (is_list ? entry.values.empty() : entry.values.size() != 1) refuse("needs one value.");
+    found.emplace(entry.key, std::move(entry.values));
   }
   for (auto& [name, inputs] : found) words_.emplace(name, std::move(inputs));
 }

@@ -10,8 +10,8 @@ namespace lockstep::train {
 /// Which options were given, and the words given for each, not yet understood.
 class OptionWords {
  public:
-  /// From the words after `lockstep train`, and the TOML file that --config names among them. Throws
-  /// Error(kUsage) for what is no option, Error(kInput) about the file.
+  /// From the words after `lockstep train`, and the TOML file that --config names among them.
+  /// Throws Error(kUsage) for what is no option, Error(kInput) about the file.
   static OptionWords read(const std::vector<std::string>& arguments);
 
   bool has(std::string_view name) const { return words_.contains(name); }

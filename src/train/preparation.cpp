@@ -1,7 +1,9 @@
 #include "src/train/preparation.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -38,12 +40,12 @@ uint64_t saturate(double bytes) {
   return bytes >= 9e18 ? uint64_t{1} << 63 : static_cast<uint64_t>(bytes);
 }
 
-// What autograd keeps of one microbatch: about 16 numbers of the width per token and layer (inputs of
-// norms, linear layers, GELU, attention), and the logits with their softmax and gradient.
+// What autograd keeps of one microbatch: about 16 numbers of the width per token and layer (inputs
+// of norms, linear layers, GELU, attention), and the logits with their softmax and gradient.
 uint64_t activation_bytes(const TrainOptions& options) {
   const GptSizes& gpt = options.gpt;
-  const double tokens = static_cast<double>(std::min(options.microbatch, options.global_batch)) *
-                        gpt.context;
+  const double tokens =
+      static_cast<double>(std::min(options.microbatch, options.global_batch)) * gpt.context;
   const double per_token = 16.0 * gpt.width * gpt.layers + 3.0 * gpt.vocabulary;
   return saturate(4 * tokens * per_token);
 }
@@ -62,10 +64,11 @@ TokenSplit load_data(TrainRequest& request) {
   if (split.validation) needed = std::max(needed, split.validation->vocabulary_needed());
   const uint64_t rounded = (needed + 63) / 64 * 64;
   if (rounded > INT32_MAX) {
-    throw Error(ErrorCode::kInput,
-                fmt::format("the data in {} hold the token {}: a vocabulary of at most {} is possible. "
-                            "Is it a file of another format?",
-                            quote_path(options.data.front()), needed - 1, INT32_MAX));
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("the data in {} hold the token {}: a vocabulary of at most {} is possible. "
+                    "Is it a file of another format?",
+                    quote_path(options.data.front()), needed - 1, INT32_MAX));
   }
   const bool is_text = split.training.token_bytes() == 1;
   options.gpt.vocabulary = is_text ? 256 : static_cast<uint32_t>(rounded);
@@ -92,7 +95,8 @@ void choose_replicas(TrainRequest& request, const base::CpuBudget& cpu,
   const uint64_t by_work = options.per_replica ? by_cores : microbatch_count(options);
   const MemoryNeed need = memory_need(options, 1);
   const uint64_t left = memory.available_bytes - std::min(memory.available_bytes, need.shared);
-  const uint64_t by_memory = std::max<uint64_t>(1, left / std::max<uint64_t>(1, need.per_replica()));
+  const uint64_t by_memory =
+      std::max<uint64_t>(1, left / std::max<uint64_t>(1, need.per_replica()));
   uint64_t count = std::min<uint64_t>({by_cores, by_work, by_memory, exchange::kMaxReplicas});
   if (count == by_cores) {
     options.replica_reason = options.threads == 1
@@ -101,8 +105,8 @@ void choose_replicas(TrainRequest& request, const base::CpuBudget& cpu,
   } else if (count == by_work) {
     options.replica_reason = plural(by_work, "microbatch", "microbatches") + " in a step";
   } else {
-    options.replica_reason = fmt::format("each needs about {}; {}", format_bytes(need.per_replica()),
-                                         memory.reason);
+    options.replica_reason =
+        fmt::format("each needs about {}; {}", format_bytes(need.per_replica()), memory.reason);
   }
   options.replicas = static_cast<uint32_t>(count);
   request.has_replicas = true;
@@ -116,11 +120,12 @@ void check_memory(const TrainOptions& options, const MemoryNeed& need,
   };
   const uint64_t certain = times(need.state_per_replica);
   if (certain > memory.available_bytes) {
-    throw Error(ErrorCode::kUsage,
-                fmt::format("{} x {} for parameters, gradients and optimizer state of {} parameters "
-                            "do not fit: {}. Take a smaller model or fewer replicas.",
-                            plural(options.replicas, "replica", "replicas"),
-                            format_bytes(need.state_per_replica), need.parameters, memory.reason));
+    throw Error(
+        ErrorCode::kUsage,
+        fmt::format("{} x {} for parameters, gradients and optimizer state of {} parameters "
+                    "do not fit: {}. Take a smaller model or fewer replicas.",
+                    plural(options.replicas, "replica", "replicas"),
+                    format_bytes(need.state_per_replica), need.parameters, memory.reason));
   }
   const uint64_t estimate = times(need.per_replica());
   if (estimate > memory.available_bytes) {
@@ -145,9 +150,10 @@ void warn_about_length(const PreparedTraining& training, uint64_t sequences,
                        std::vector<std::string>& warnings) {
   const TrainOptions& options = training.options;
   if (options.global_batch > sequences) {
-    warnings.push_back(fmt::format("the global batch of {} is larger than the data: every step takes "
-                                   "all {}, none twice",
-                                   options.global_batch, plural(sequences, "sequence", "sequences")));
+    warnings.push_back(
+        fmt::format("the global batch of {} is larger than the data: every step takes "
+                    "all {}, none twice",
+                    options.global_batch, plural(sequences, "sequence", "sequences")));
   }
   if (options.warmup >= training.step_count && options.warmup > 0) {
     warnings.push_back(fmt::format("--warmup {} does not end within the {}", options.warmup,
@@ -199,6 +205,20 @@ void check_writable(const std::string& folder) {
   ::unlink(name.c_str());
 }
 
+exchange::Descriptor lock_folder(const std::string& folder) {
+  exchange::Descriptor lock(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (lock && ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) {
+      throw Error(
+          ErrorCode::kUsage,
+          fmt::format("another run is writing to the out folder {} now. Give another --out.",
+                      quote_path(folder)));
+    }
+    lock.reset();  // this file system has no locks
+  }
+  return lock;
+}
+
 }  // namespace
 
 MemoryNeed memory_need(const TrainOptions& options, uint32_t replicas) {
@@ -247,17 +267,18 @@ PreparedTraining prepare_training(TrainRequest request, const std::string& root)
   return training;
 }
 
-std::string prepare_out_folder(const std::string& out, const std::string& model) {
+OutFolder prepare_out_folder(const std::string& out, const std::string& model) {
   if (out.empty()) {
-    const std::string name = fmt::format("runs/{}-{:%Y%m%d-%H%M%S}", model,
-                                         fmt::localtime(std::time(nullptr)));
+    const std::string name =
+        fmt::format("runs/{}-{:%Y%m%d-%H%M%S}", model, fmt::localtime(std::time(nullptr)));
     std::string path = name;
     for (int i = 2; !try_make_folder(path); ++i) path = fmt::format("{}-{}", name, i);
     check_writable(path);
-    return path;
+    return {path, lock_folder(path)};
   }
   try_make_folder(out);
   check_writable(out);
+  exchange::Descriptor lock = lock_folder(out);
   const auto metrics = base::file_status(out + "/metrics.jsonl");
   if (metrics && metrics->size_bytes > 0) {
     throw Error(ErrorCode::kUsage,
@@ -265,7 +286,7 @@ std::string prepare_out_folder(const std::string& out, const std::string& model)
                             "--out, or remove that run; it cannot be resumed yet.",
                             quote_path(out)));
   }
-  return out;
+  return {out, std::move(lock)};
 }
 
 }  // namespace lockstep::train

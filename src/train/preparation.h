@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "src/base/system.h"
+#include "src/exchange/shared_memory.h"
 #include "src/train/train_request.h"
 
 // What the launcher finds out and decides before the first replica starts.
@@ -13,12 +14,12 @@ namespace lockstep::train {
 
 /// Memory of one run, in bytes: what certainly is needed, and what can only be estimated.
 struct MemoryNeed {
-  uint64_t parameters = 0;          // numbers, not bytes
-  uint64_t state_per_replica = 0;   // parameters and optimizer state
-  uint64_t slots_per_replica = 0;   // gradients of microbatches on their way
-  uint64_t activations = 0;         // of one microbatch; an estimate
-  uint64_t program_per_replica = 0; // LibTorch itself; an estimate
-  uint64_t shared = 0;              // the averaged gradient
+  uint64_t parameters = 0;           // numbers, not bytes
+  uint64_t state_per_replica = 0;    // parameters and optimizer state
+  uint64_t slots_per_replica = 0;    // gradients of microbatches on their way
+  uint64_t activations = 0;          // of one microbatch; an estimate
+  uint64_t program_per_replica = 0;  // LibTorch itself; an estimate
+  uint64_t shared = 0;               // the averaged gradient
 
   uint64_t per_replica() const {
     return state_per_replica + slots_per_replica + activations + program_per_replica;
@@ -43,8 +44,15 @@ struct PreparedTraining {
 /// folder. `root`: see base/system.h. Throws Error(kUsage), Error(kInput), Error(kEnvironment).
 PreparedTraining prepare_training(TrainRequest request, const std::string& root = "/");
 
+/// Where a run writes. As long as this lives, no other run gets the folder.
+struct OutFolder {
+  std::string path;
+  exchange::Descriptor
+      lock;  // of the folder itself: nothing is left behind. Empty: the file system has none
+};
+
 /// Makes the folder and sees that it can be written to and holds no other run. Empty `out`: makes
-/// runs/MODEL-DATE-TIME, a new one. Returns its path. Throws Error(kUsage), Error(kInput).
-std::string prepare_out_folder(const std::string& out, const std::string& model);
+/// runs/MODEL-DATE-TIME, a new one. Throws Error(kUsage), Error(kInput).
+OutFolder prepare_out_folder(const std::string& out, const std::string& model);
 
 }  // namespace lockstep::train

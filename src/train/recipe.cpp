@@ -23,14 +23,16 @@ constexpr std::array<std::string_view, 5> kKernelVariables = {"MKL_", "ONEDNN_",
 
 ordered_json model_json(const TrainOptions& options) {
   const GptSizes& gpt = options.gpt;
-  return {{"kind", options.model},     {"layers", gpt.layers},   {"heads", gpt.heads},
-          {"width", gpt.width},        {"context", gpt.context}, {"vocabulary", gpt.vocabulary},
-          {"dropout", gpt.dropout},    {"parameters", gpt_parameter_count(gpt)}};
+  return {{"kind", options.model},  {"layers", gpt.layers},
+          {"heads", gpt.heads},     {"width", gpt.width},
+          {"context", gpt.context}, {"vocabulary", gpt.vocabulary},
+          {"dropout", gpt.dropout}, {"parameters", gpt_parameter_count(gpt)}};
 }
 
 ordered_json data_json(const TokenData& data) {
   base::Hasher hasher;
-  data.walk_bytes([&](std::span<const uint8_t> bytes) { hasher.update(bytes.data(), bytes.size()); });
+  data.walk_bytes(
+      [&](std::span<const uint8_t> bytes) { hasher.update(bytes.data(), bytes.size()); });
   return {{"content_hash", base::to_hex(hasher.digest())},
           {"tokens", data.tokens()},
           {"token_bytes", data.token_bytes()},

@@ -82,7 +82,8 @@ class Reader {
     const std::string& text = words_.last(name);
     const auto found = std::find(choices.begin(), choices.end(), text);
     if (found == choices.end()) {
-      refuse(fmt::format("--{} {}: expected {}.", name, quote_path(text), fmt::join(choices, ", ")));
+      refuse(
+          fmt::format("--{} {}: expected {}.", name, quote_path(text), fmt::join(choices, ", ")));
     }
     return static_cast<size_t>(found - choices.begin());
   }
@@ -123,9 +124,10 @@ void read_data(const OptionWords& words, TrainOptions& options) {
   } else if (*share > 0 && *share < 1) {
     options.validation_fraction = *share;
   } else if (*share != 0) {
-    refuse(fmt::format("--validation {}: a share must be above 0 and below 1 (a file of that name: "
-                       "./{}).",
-                       quote_path(text), text));
+    refuse(
+        fmt::format("--validation {}: a share must be above 0 and below 1 (a file of that name: "
+                    "./{}).",
+                    quote_path(text), text));
   }
 }
 
@@ -139,9 +141,10 @@ void read_model(const OptionWords& words, const Reader& reader, TrainRequest& re
   reader.real("dropout", 0, 1, gpt.dropout);
   request.has_vocabulary = words.has("vocabulary");
   if (gpt.width % gpt.heads != 0) {
-    refuse(fmt::format("--heads {} does not divide --width {}: each head has width / heads numbers. "
-                       "Take a multiple of {} as width.",
-                       gpt.heads, gpt.width, gpt.heads));
+    refuse(
+        fmt::format("--heads {} does not divide --width {}: each head has width / heads numbers. "
+                    "Take a multiple of {} as width.",
+                    gpt.heads, gpt.width, gpt.heads));
   }
   if (gpt.dropout == 1) refuse("--dropout 1 drops everything: expected a number below 1.");
   TrainOptions& options = request.options;
@@ -162,8 +165,9 @@ void read_batch(const OptionWords& words, const Reader& reader, TrainRequest& re
     options.per_replica = 1;
     reader.whole("per-replica", {1, kMostSamples}, *options.per_replica);
   } else if (words.has("accumulate")) {
-    refuse("--accumulate is one of the dials (global batch = --per-replica x --replicas x "
-           "--accumulate): give --per-replica too, or only --global-batch.");
+    refuse(
+        "--accumulate is one of the dials (global batch = --per-replica x --replicas x "
+        "--accumulate): give --per-replica too, or only --global-batch.");
   }
 }
 
@@ -185,8 +189,9 @@ void read_optimizer(const OptionWords& words, const Reader& reader, TrainOptions
       static_cast<LearningRateScaling>(reader.choice("lr-scale", kScalings, 0));
   const bool is_scaled = options.learning_rate_scaling != LearningRateScaling::kNone;
   if (is_scaled && !words.has("base-batch")) {
-    refuse(fmt::format("--lr-scale {} needs --base-batch: the global batch that --lr was found for.",
-                       word_of(options.learning_rate_scaling)));
+    refuse(
+        fmt::format("--lr-scale {} needs --base-batch: the global batch that --lr was found for.",
+                    word_of(options.learning_rate_scaling)));
   }
   if (!is_scaled && words.has("base-batch")) {
     refuse("--base-batch without --lr-scale linear or sqrt has no effect: give both or neither.");
@@ -247,12 +252,13 @@ void read_drills(const OptionWords& words, TrainOptions& options) {
     const size_t at = std::min(text.find('@'), text.size());
     const size_t colon = std::min(text.find(':'), text.size());
     const auto rank = number_from<uint32_t>(text.substr(0, at));
-    const auto step = at < colon ? number_from<uint64_t>(text.substr(at + 1, colon - at - 1))
-                                 : std::nullopt;
+    const auto step =
+        at < colon ? number_from<uint64_t>(text.substr(at + 1, colon - at - 1)) : std::nullopt;
     if (!rank || !step || *step == 0) {
-      refuse(fmt::format("--kill {}: expected RANK@STEP or RANK@STEP:POINT, steps counted from 1, "
-                         "e.g. 1@3.",
-                         quote_path(drill)));
+      refuse(
+          fmt::format("--kill {}: expected RANK@STEP or RANK@STEP:POINT, steps counted from 1, "
+                      "e.g. 1@3.",
+                      quote_path(drill)));
     }
     if (colon < text.size()) check_point(drill, text.substr(colon + 1));
   }
@@ -265,6 +271,11 @@ std::string shortest(double value) {
   std::array<char, 32> text;
   const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), value);
   return {text.data(), error == std::errc() ? end : text.data()};
+}
+
+// A path that begins with '-' would be read as an option.
+std::string no_option(const std::string& path) {
+  return path.starts_with('-') ? "./" + path : path;
 }
 
 // Collects "--name value"; leaves out what is the default where asked to.
@@ -341,7 +352,7 @@ void write_run(const TrainOptions& options, Writer& writer) {
   writer.whole("bucket-bytes", options.bucket_bytes, usual.bucket_bytes);
   writer.whole("shuffle-claims", options.shuffle_claims, usual.shuffle_claims);
   writer.whole("stop-after", options.stop_after, usual.stop_after);
-  writer.text("out", options.out);
+  writer.text("out", no_option(options.out));
   writer.word("progress", options.progress, usual.progress);
   writer.whole("timeout", options.timeout_seconds, usual.timeout_seconds);
 }
@@ -351,7 +362,9 @@ void write_run(const TrainOptions& options, Writer& writer) {
 std::string_view word_of(OptimizerKind kind) { return kOptimizers[static_cast<size_t>(kind)]; }
 std::string_view word_of(Decay decay) { return kDecays[static_cast<size_t>(decay)]; }
 std::string_view word_of(LearningRateScaling s) { return kScalings[static_cast<size_t>(s)]; }
-std::string_view word_of(Precision precision) { return kPrecisions[static_cast<size_t>(precision)]; }
+std::string_view word_of(Precision precision) {
+  return kPrecisions[static_cast<size_t>(precision)];
+}
 
 TrainRequest parse_train_arguments(const std::vector<std::string>& arguments) {
   const OptionWords words = OptionWords::read(arguments);
@@ -372,8 +385,9 @@ TrainRequest parse_train_arguments(const std::vector<std::string>& arguments) {
 TrainOptions parse_worker_arguments(const std::vector<std::string>& arguments) {
   const TrainRequest request = parse_train_arguments(arguments);
   if (!request.has_replicas || !request.has_seed || !request.has_out || !request.has_vocabulary) {
-    refuse("lockstep_worker is started by `lockstep train`, which decides --replicas, --seed, --out "
-           "and --vocabulary. Run `lockstep train` instead.");
+    refuse(
+        "lockstep_worker is started by `lockstep train`, which decides --replicas, --seed, --out "
+        "and --vocabulary. Run `lockstep train` instead.");
   }
   return request.options;
 }
@@ -387,25 +401,25 @@ std::vector<std::string> train_arguments(const TrainOptions& options, ArgumentCh
   writer.text("global-batch", std::to_string(options.global_batch));
   writer.whole("microbatch", options.microbatch, 1);
   write_training(options, writer);
-  if (options.validation_path) writer.text("validation", *options.validation_path);
+  if (options.validation_path) writer.text("validation", no_option(*options.validation_path));
   if (options.validation_fraction > 0) {
     writer.real("validation", options.validation_fraction, 0);
   }
   // Last: it takes all words up to the next option.
   arguments.emplace_back("--data");
-  arguments.insert(arguments.end(), options.data.begin(), options.data.end());
+  for (const std::string& path : options.data) arguments.push_back(no_option(path));
   return arguments;
 }
 
 bool asks_for_help(const std::vector<std::string>& arguments) {
-  return std::any_of(arguments.begin(), arguments.end(), [](const std::string& word) {
-    return word == "--help" || word == "-h";
-  });
+  return std::any_of(arguments.begin(), arguments.end(),
+                     [](const std::string& word) { return word == "--help" || word == "-h"; });
 }
 
 std::string train_help() {
   return "usage: lockstep train --data PATH ... [options]\n\n"
-         "Trains a GPT by several replicas on this machine. The result is the same to the last bit\n"
+         "Trains a GPT by several replicas on this machine. The result is the same to the last "
+         "bit\n"
          "for any number of replicas, also when some of them die on the way.\n" +
          option_help();
 }

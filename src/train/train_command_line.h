@@ -6,8 +6,8 @@
 
 #include "src/train/train_request.h"
 
-// The options of `lockstep train` as text. Numbers are read here, not by CLI11, so that every refusal
-// says what was expected and what was found, whatever the locale.
+// The options of `lockstep train` as text. Numbers are read here, not by CLI11, so that every
+// refusal says what was expected and what was found, whatever the locale.
 
 namespace lockstep::train {
 
@@ -19,8 +19,8 @@ TrainRequest parse_train_arguments(const std::vector<std::string>& arguments);
 TrainOptions parse_worker_arguments(const std::vector<std::string>& arguments);
 
 enum class ArgumentChoice {
-  kAll,      ///< every option, the hidden ones too
-  kRepeat,   ///< what somebody types to repeat the recipe: neither defaults nor --replicas, --out
+  kAll,     ///< every option, the hidden ones too
+  kRepeat,  ///< what somebody types to repeat the recipe: neither defaults nor --replicas, --out
 };
 
 /// Words that parse_train_arguments() reads as the same options. REQUIRES: all is decided.

@@ -13,8 +13,8 @@ double learning_rate_at(const TrainOptions& options, uint64_t step, uint64_t ste
   }
   if (options.decay == Decay::kNone) return peak;
   if (step >= step_count) return 0;
-  const double done = static_cast<double>(step - options.warmup) /
-                      static_cast<double>(step_count - options.warmup);
+  const double done =
+      static_cast<double>(step - options.warmup) / static_cast<double>(step_count - options.warmup);
   if (options.decay == Decay::kLinear) return peak * (1 - done);
   return peak * 0.5 * (1 + std::cos(std::numbers::pi * done));
 }

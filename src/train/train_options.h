@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-// What `lockstep train` is asked to do, parsed and checked without LibTorch: the thin launcher refuses
-// mistakes before any replica starts, and every replica parses the same arguments again.
+// What `lockstep train` is asked to do, parsed and checked without LibTorch: the thin launcher
+// refuses mistakes before any replica starts, and every replica parses the same arguments again.
 
 namespace lockstep::train {
 
@@ -32,15 +32,15 @@ struct TrainOptions {
   std::string model = "gpt";
   GptSizes gpt;
 
-  uint32_t replicas = 1;      // as decided, see replica_reason
-  std::string replica_reason; // "2 physical cores in the affinity mask; ..."
+  uint32_t replicas = 1;       // as decided, see replica_reason
+  std::string replica_reason;  // "2 physical cores in the affinity mask; ..."
   uint32_t threads = 1;
   uint64_t global_batch = 16;
   uint64_t microbatch = 1;
   std::optional<uint64_t> per_replica;  // the dials, where they were given
   uint64_t accumulate = 1;
 
-  uint64_t steps = 0;   // as in BatchesOptions: 0 where epochs decide
+  uint64_t steps = 0;  // as in BatchesOptions: 0 where epochs decide
   uint64_t epochs = 0;
   uint64_t seed = 0;
   bool seed_was_chosen = false;  // not given: one was chosen once, and is printed and stored
@@ -53,8 +53,8 @@ struct TrainOptions {
   uint64_t warmup = 0;  // steps
   Decay decay = Decay::kNone;
   double weight_decay = 0.01;
-  double momentum = 0.9;  // of SGD
-  double clip_norm = 0.0; // 0: off
+  double momentum = 0.9;   // of SGD
+  double clip_norm = 0.0;  // 0: off
   Precision precision = Precision::kFp32;
 
   bool averaging = true;
@@ -62,7 +62,7 @@ struct TrainOptions {
   uint64_t hash_every = 0;  // steps; 0: only at the end
   uint64_t evaluate_every = 0;
   uint64_t evaluation_microbatch = 1;
-  uint64_t sample = 0;      // tokens of generated text at the end; 0: none
+  uint64_t sample = 0;             // tokens of generated text at the end; 0: none
   std::vector<std::string> kills;  // RANK@STEP[:POINT]
   uint64_t bucket_bytes = 0;       // hidden: no influence on bits, tests show it
   uint64_t shuffle_claims = 0;     // hidden: the same

@@ -19,9 +19,10 @@ uint64_t product_of_dials(const TrainOptions& options, uint64_t replicas) {
   uint64_t product = 0;
   if (__builtin_mul_overflow(*options.per_replica, replicas, &product) ||
       __builtin_mul_overflow(product, options.accumulate, &product) || product > kMostSamples) {
-    refuse(fmt::format("--per-replica {} x {} replicas x --accumulate {} is more than the {} samples "
-                       "that a global batch may have.",
-                       *options.per_replica, replicas, options.accumulate, kMostSamples));
+    refuse(
+        fmt::format("--per-replica {} x {} replicas x --accumulate {} is more than the {} samples "
+                    "that a global batch may have.",
+                    *options.per_replica, replicas, options.accumulate, kMostSamples));
   }
   return product;
 }
@@ -31,10 +32,10 @@ void replicas_from_batch(TrainRequest& request) {
   const uint64_t one = product_of_dials(options, 1);
   const uint64_t replicas = options.global_batch / one;
   if (options.global_batch % one != 0 || replicas > exchange::kMaxReplicas) {
-    refuse(fmt::format("--global-batch {} = --per-replica {} x replicas x --accumulate {} holds for "
-                       "no whole number of replicas from 1 to {}.",
-                       options.global_batch, *options.per_replica, options.accumulate,
-                       exchange::kMaxReplicas));
+    refuse(fmt::format(
+        "--global-batch {} = --per-replica {} x replicas x --accumulate {} holds for "
+        "no whole number of replicas from 1 to {}.",
+        options.global_batch, *options.per_replica, options.accumulate, exchange::kMaxReplicas));
   }
   options.replicas = static_cast<uint32_t>(replicas);
   options.replica_reason = "global batch / (per replica x accumulation steps)";
@@ -47,10 +48,10 @@ void settle_dials(TrainRequest& request) {
   if (!request.has_replicas) return;
   const uint64_t product = product_of_dials(options, options.replicas);
   if (request.has_global_batch && product != options.global_batch) {
-    refuse(fmt::format("--global-batch {} contradicts --per-replica {} x {} replicas x --accumulate "
-                       "{} = {}. Give the global batch or the dials.",
-                       options.global_batch, *options.per_replica, options.replicas,
-                       options.accumulate, product));
+    refuse(fmt::format(
+        "--global-batch {} contradicts --per-replica {} x {} replicas x --accumulate "
+        "{} = {}. Give the global batch or the dials.",
+        options.global_batch, *options.per_replica, options.replicas, options.accumulate, product));
   }
   options.global_batch = product;
 }
@@ -67,7 +68,8 @@ double scaled_learning_rate(const TrainOptions& options) {
 void check_drill_ranks(const TrainOptions& options) {
   for (const std::string& drill : options.kills) {
     uint32_t rank = 0;
-    std::from_chars(drill.data(), drill.data() + drill.size(), rank);  // read_drills() has checked it
+    std::from_chars(drill.data(), drill.data() + drill.size(),
+                    rank);  // read_drills() has checked it
     if (rank >= options.replicas) {
       refuse(fmt::format("--kill {}: there is no rank {}; {} {} ranks 0 to {}.", drill, rank,
                          options.replicas, options.replicas == 1 ? "replica has" : "replicas have",
@@ -79,10 +81,11 @@ void check_drill_ranks(const TrainOptions& options) {
 void check_fixed_parts(const TrainOptions& options) {
   const uint64_t microbatches = microbatch_count(options);
   if (options.averaging || microbatches >= options.replicas) return;
-  refuse(fmt::format("--averaging off gives every replica its own part of each step, but {} in "
-                     "microbatches of {} makes {} of them for {} replicas. Take a larger global batch "
-                     "or fewer replicas.",
-                     options.global_batch, options.microbatch, microbatches, options.replicas));
+  refuse(
+      fmt::format("--averaging off gives every replica its own part of each step, but {} in "
+                  "microbatches of {} makes {} of them for {} replicas. Take a larger global batch "
+                  "or fewer replicas.",
+                  options.global_batch, options.microbatch, microbatches, options.replicas));
 }
 
 }  // namespace

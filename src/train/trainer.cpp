@@ -1,11 +1,11 @@
 #include "src/train/trainer.h"
 
-#include <ATen/autocast_mode.h>
-#include <torch/torch.h>
-
 #include <chrono>
 #include <cmath>
 #include <memory>
+
+#include <ATen/autocast_mode.h>
+#include <torch/torch.h>
 
 #include "lockstep/lockstep.h"
 #include "src/base/file.h"
@@ -62,7 +62,8 @@ struct OptimizerOf {
   OptimizerOf(const TrainOptions& options, DistributedDataParallel& ddp) {
     if (options.optimizer == OptimizerKind::kAdamW) {
       auto adamw = std::make_unique<AdamW>(
-          ddp, torch::optim::AdamWOptions(options.learning_rate).weight_decay(options.weight_decay));
+          ddp,
+          torch::optim::AdamWOptions(options.learning_rate).weight_decay(options.weight_decay));
       adamw->clip_norm(options.clip_norm);
       optimizer = std::move(adamw);
     } else {

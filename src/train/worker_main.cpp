@@ -11,8 +11,7 @@
 namespace {
 
 int exit_status_of(lockstep::ErrorCode code) {
-  const bool is_usage =
-      code == lockstep::ErrorCode::kUsage || code == lockstep::ErrorCode::kInput;
+  const bool is_usage = code == lockstep::ErrorCode::kUsage || code == lockstep::ErrorCode::kInput;
   return is_usage ? 2 : 1;
 }
 
