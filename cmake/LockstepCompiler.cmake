@@ -8,16 +8,18 @@ set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
 
-if(NOT CMAKE_BUILD_TYPE)
+if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "" FORCE)
 endif()
 
+# Includes are for everyone. The options are for our own targets (LOCKSTEP_OWN), not for a program
+# elsewhere that links lockstep::lockstep: its warnings are its own affair.
 add_library(lockstep_options INTERFACE)
+target_compile_features(lockstep_options INTERFACE cxx_std_20)
+set(is_own $<BOOL:$<TARGET_PROPERTY:LOCKSTEP_OWN>>)
 target_include_directories(lockstep_options INTERFACE "${PROJECT_SOURCE_DIR}/include"
-                                                      "${PROJECT_SOURCE_DIR}")
-target_compile_options(
-  lockstep_options
-  INTERFACE
+                                                      $<${is_own}:${PROJECT_SOURCE_DIR}>)
+set(own_options
     # No contraction: a fused multiply-add rounds once where two operations round twice, so the bits
     # would depend on the compiler and the CPU it compiles for. Nothing may add -ffast-math.
     -ffp-contract=off
@@ -25,8 +27,11 @@ target_compile_options(
     -fPIC
     # __FILE__ in messages reads src/tree/tree.cpp on every machine.
     "-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/="
-    -Wall -Wextra -Wpedantic -Wshadow
-    $<$<BOOL:${LOCKSTEP_WERROR}>:-Werror>)
+    -Wall -Wextra -Wpedantic -Wshadow)
+if(LOCKSTEP_WERROR)
+  list(APPEND own_options -Werror)
+endif()
+target_compile_options(lockstep_options INTERFACE "$<${is_own}:${own_options}>")
 
 if(LOCKSTEP_SANITIZE)
   target_compile_definitions(lockstep_options INTERFACE LOCKSTEP_SANITIZED)
@@ -54,5 +59,5 @@ elseif(torch_jobs LESS 1)
   set(torch_jobs 1)
 endif()
 set(LOCKSTEP_TORCH_JOBS ${torch_jobs} CACHE STRING "Files with LibTorch compiled at once (2 GB each)")
-set_property(GLOBAL PROPERTY JOB_POOLS lockstep_torch=${LOCKSTEP_TORCH_JOBS} lockstep_link=2)
+set_property(GLOBAL APPEND PROPERTY JOB_POOLS lockstep_torch=${LOCKSTEP_TORCH_JOBS} lockstep_link=2)
 set(CMAKE_JOB_POOL_LINK lockstep_link)

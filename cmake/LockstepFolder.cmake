@@ -74,6 +74,7 @@ endfunction()
 
 # What every compiled target of ours has in common.
 function(lockstep_set_up_target target depends libraries torch)
+  set_target_properties(${target} PROPERTIES LOCKSTEP_OWN ON)
   list(TRANSFORM depends PREPEND lockstep_)
   target_link_libraries(${target} PUBLIC lockstep_options ${depends} PRIVATE ${libraries}
                                                                             Threads::Threads)

@@ -57,4 +57,4 @@ target_link_libraries(lockstep_libtorch INTERFACE lockstep_libtorch_torch
 add_library(lockstep_torch_pch OBJECT "${PROJECT_SOURCE_DIR}/cmake/torch_pch.cpp")
 target_link_libraries(lockstep_torch_pch PRIVATE lockstep_options lockstep_libtorch)
 target_precompile_headers(lockstep_torch_pch PRIVATE "${PROJECT_SOURCE_DIR}/cmake/torch_pch.h")
-set_target_properties(lockstep_torch_pch PROPERTIES JOB_POOL_COMPILE lockstep_torch)
+set_target_properties(lockstep_torch_pch PROPERTIES LOCKSTEP_OWN ON JOB_POOL_COMPILE lockstep_torch)

@@ -16,7 +16,7 @@ void PrintTo(const Theme& theme, std::ostream* out) { *out << theme.name; }
 const Theme kThemes[] = {
     {"Batches",
      {"dropout", "wide", "two_microbatches", "one_microbatch", "no_backward", "zero_counts",
-      "weighted_counts", "drawing"}},
+      "weighted_counts", "drawing", "odd_lengths"}},
     {"Structures",
      {"tied", "two_names", "unused", "unused_stock", "empty_parameters", "tiny", "frozen",
       "gradient_taken_away", "sparse", "channels_last"}},

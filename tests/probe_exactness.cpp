@@ -46,6 +46,31 @@ void wide(Context& context) {
   train(context, plan);
 }
 
+// Products of odd lengths, of one row and of several, whose kernels look at addresses (rule 10) and
+// at the number of threads (rule 1).
+void odd_lengths(Context& context) {
+  for (const uint64_t microbatch : {1, 5}) {
+    const auto data = std::make_shared<ClassData>(60);
+    data->inputs = cancelling_rows(60, {1003});
+    const auto model = std::make_shared<Mlp>(std::vector<int64_t>{1003, 444, 57, 10});
+    Plan plan;
+    plan.model = model;
+    plan.compute = [&context, model, data](DistributedDataParallel& ddp,
+                                           const Microbatch& microbatch_now) {
+      const auto input = rows(context, data->inputs, microbatch_now.indices());
+      const auto target = rows(context, data->targets, microbatch_now.indices());
+      // Products with the input as it lies there, and with pieces of it.
+      const auto sums = torch::matmul(input, input.t()).sum() + input.norm() + input.sum();
+      const auto loss = F::cross_entropy(model->forward(input), target);
+      microbatch_now.record(1, sums.item<double>());
+      ddp.backward_mean(loss, static_cast<double>(target.numel()));
+    };
+    plan.sample_count = 60;
+    plan.batches = {.global_batch = 20, .microbatch = microbatch, .epochs = 1, .seed = 6};
+    train(context, plan);
+  }
+}
+
 // Long enough for a death at any point to be followed by many steps.
 void long_run(Context& context) {
   auto plan = classify_mlp(context, 0.5);
@@ -589,7 +614,7 @@ void noise_in_place(Context& context) {
 
 void noise_on_copy(Context& context) {
   with_changed_gradients(context, [](Tensor& parameter) {
-    parameter.mutable_grad() = parameter.grad() + torch::randn_like(parameter) * 0.01;
+    parameter.mutable_grad() = torch::add(parameter.grad(), torch::randn_like(parameter), 0.01);
   });
 }
 
@@ -686,6 +711,7 @@ std::map<std::string, Scenario> exactness_scenarios() {
   return {{"dropout", dropout},
           {"wide", wide},
           {"long_run", long_run},
+          {"odd_lengths", odd_lengths},
           {"many_steps", many_steps},
           {"two_microbatches", two_microbatches},
           {"one_microbatch", one_microbatch},
