@@ -271,6 +271,7 @@ TEST_F(TrainEndToEnd, ALossThatIsNoNumberEndsTheRunWithAWord) {
   EXPECT_EQ(ran.status, 1) << ran.all();
   EXPECT_THAT(ran.error, HasSubstr("training cannot go on from there"));
   EXPECT_THAT(ran.error, HasSubstr("lower --lr"));
+  EXPECT_THAT(ran.error, Not(HasSubstr("\"")));
   EXPECT_THAT(ran.error, Not(HasSubstr("c10")));
   const auto all = steps("nan");
   ASSERT_FALSE(all.empty());
