@@ -24,6 +24,13 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
+// NaN and infinity as in our files, but without their quotes.
+std::string number_text(double value) {
+  std::string text = report::json_number(value);
+  std::erase(text, '"');
+  return text;
+}
+
 // bf16 autocast for a forward pass; as it was before, afterwards.
 class Autocast {
  public:
@@ -176,8 +183,8 @@ void Trainer::run() {
     if (!std::isfinite(report.loss) || !std::isfinite(report.gradient_norm)) {
       throw Error(ErrorCode::kData,
                   "step " + std::to_string(report.step) + ": the loss is " +
-                      report::json_number(report.loss) + " and the gradient norm " +
-                      report::json_number(report.gradient_norm) +
+                      number_text(report.loss) + " and the gradient norm " +
+                      number_text(report.gradient_norm) +
                       ": training cannot go on from there. Try a lower --lr, --warmup, or "
                       "--clip-norm 1");
     }
