@@ -57,6 +57,15 @@ Lines same_for_all(const Lines& words) {
   return expected;
 }
 
+std::string output_of(const std::string& command) {
+  FILE* pipe = ::popen(command.c_str(), "r");
+  std::string text;
+  char buffer[4096];
+  while (pipe != nullptr && std::fgets(buffer, sizeof buffer, pipe) != nullptr) text += buffer;
+  if (pipe != nullptr) ::pclose(pipe);
+  return text;
+}
+
 /// The folder in which replicas meet, as options of the probe.
 struct MeetingPlace {
   base::TempFolder folder;
@@ -275,13 +284,7 @@ TEST(Numbers, MetricsAreAddedInTheOrderOfMicrobatches) {
 // Rule 5 in its own words: the flat gradient from the last parameter to the first, each padded to
 // 64 bytes, in chunks of 4096; element i of a chunk in lane i mod 8; chunks by the tree.
 template <typename T>
-double norm_by_the_rule(const Lines& lines) {
-  const std::vector<double> last = numbers_of(lines.at(1));
-  std::vector<double> first;
-  for (size_t i = 2; i < lines.size(); ++i) {
-    for (const double number : numbers_of(lines[i])) first.push_back(number);
-  }
-  EXPECT_EQ(first.size(), 5003u);
+double norm_by_the_rule(const std::vector<double>& last, const std::vector<double>& first) {
   std::vector<T> flat;
   for (const auto& part : {last, first}) {
     for (const double value : part) flat.push_back(static_cast<T>(value));
@@ -308,11 +311,33 @@ double norm_by_the_rule(const Lines& lines) {
   return std::sqrt(sums[0]);
 }
 
+// Lines "norm N", "last ...", "first ..." six times, and so on.
+template <typename T>
+void expect_norms_of_the_rule(const Lines& lines) {
+  ASSERT_EQ(lines.size(), 5u * 8);
+  for (size_t at = 0; at < lines.size(); at += 8) {
+    std::vector<double> first;
+    for (size_t i = at + 2; i < at + 8; ++i) {
+      for (const double number : numbers_of(lines[i])) first.push_back(number);
+    }
+    EXPECT_EQ(first.size(), 5003u);
+    EXPECT_EQ(lines[at], "norm " + bits(norm_by_the_rule<T>(numbers_of(lines[at + 1]), first)));
+  }
+}
+
 TEST(Numbers, TheNormIsThatOfTheRule) {
-  const Lines floats = same_for_all({"norm_of_floats"});
-  EXPECT_EQ(floats.at(0), "norm " + bits(norm_by_the_rule<float>(floats)));
-  const Lines doubles = same_for_all({"norm_of_doubles"});
-  EXPECT_EQ(doubles.at(0), "norm " + bits(norm_by_the_rule<double>(doubles)));
+  expect_norms_of_the_rule<float>(same_for_all({"norm_of_floats"}));
+  expect_norms_of_the_rule<double>(same_for_all({"norm_of_doubles"}));
+}
+
+// Rule 10. Started without the launcher, which sets it too.
+TEST(Numbers, TensorsStartAtMultiplesOf64BytesAndMklIsToldBeforeItsFirstCall) {
+  const std::string said = "MKL_CBWR AUTO off: parameters 0 gradients 0";
+  EXPECT_THAT(same_for_all({"alignment"}), ElementsAre(said));
+  EXPECT_EQ(output_of("env -u MKL_CBWR " + probe_path() + " alignment"), said + "\ndone\n");
+  EXPECT_THAT(output_of("env MKL_CBWR=AVX2 " + probe_path() + " alignment"),
+              HasSubstr("MKL_CBWR AVX2"))
+      << "a user's value stays";
 }
 
 // Rule 3 in its own words, for numbers of which little is left.

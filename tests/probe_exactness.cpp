@@ -596,7 +596,8 @@ void clipped(Context& context) {
 
 // The gradients are changed in place, or replaced by changed copies: the bits must be the same.
 void with_changed_gradients(Context& context, const std::function<void(Tensor&)>& change) {
-  auto plan = classify_mlp(context);
+  // Odd widths: no parameter ends at a whole vector.
+  auto plan = classify(context, std::make_shared<Mlp>(std::vector<int64_t>{20, 47, 33, 11}));
   plan.after_average = [model = plan.model, change](DistributedDataParallel&, Optimizer&,
                                                     const Step&) {
     torch::nn::utils::clip_grad_norm_(model->parameters(), 10.0);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <stdexcept>
 
 #include <torch/torch.h>
@@ -618,23 +619,50 @@ void norm(Context& context, torch::Dtype dtype) {
           last(register_parameter("last", torch::zeros({99}, type))) {}
     Tensor first, last;
   };
-  Pair model(dtype);
-  const auto gradients = torch::randn({5102}, torch::kDouble).exp().to(dtype);
-  DistributedDataParallel ddp(context.group, model, context.ddp_options());
-  const Step step =
-      one_step(ddp, in_order(4, 1), [&](DistributedDataParallel& d, const Microbatch&) {
-        d.backward_sum((torch::cat({model.first, model.last}) * gradients).sum(), 1);
-      });
-  print("norm " + bits(step.gradient_norm));
-  print("last " + bits(model.last.grad()));
-  // In lines that the launcher does not cut.
-  for (int64_t at = 0; at < 5003; at += 1000) {
-    print("first " + bits(model.first.grad().slice(0, at, at + 1000)));
+  for (int repetition = 0; repetition < 5; ++repetition) {
+    Pair model(dtype);
+    const auto gradients = torch::randn({5102}, torch::kDouble).exp().to(dtype);
+    DistributedDataParallel ddp(context.group, model, context.ddp_options());
+    const Step step =
+        one_step(ddp, in_order(4, 1), [&](DistributedDataParallel& d, const Microbatch&) {
+          d.backward_sum((torch::cat({model.first, model.last}) * gradients).sum(), 1);
+        });
+    print("norm " + bits(step.gradient_norm));
+    print("last " + bits(model.last.grad()));
+    // In lines that the launcher does not cut.
+    for (int64_t at = 0; at < 5003; at += 1000) {
+      print("first " + bits(model.first.grad().slice(0, at, at + 1000)));
+    }
   }
 }
 
 void norm_of_floats(Context& context) { norm(context, torch::kFloat); }
 void norm_of_doubles(Context& context) { norm(context, torch::kDouble); }
+
+// Where tensors start, and what MKL is told (rule 10).
+void alignment(Context& context) {
+  Mlp model({20, 47, 33, 11});
+  const ClassData data(48);
+  DistributedDataParallel ddp(context.group, model, context.ddp_options());
+  AdamW optimizer(ddp);
+  one_step(ddp, in_order(48, 6), [&](DistributedDataParallel& d, const Microbatch& microbatch) {
+    const auto target = rows(context, data.targets, microbatch.indices());
+    const auto output = model.forward(rows(context, data.inputs, microbatch.indices()));
+    d.backward_mean(F::cross_entropy(output, target), static_cast<double>(target.numel()));
+  });
+  const auto is_off = [](const Tensor& tensor) {
+    return reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 64 != 0;
+  };
+  int64_t parameters = 0;
+  int64_t gradients = 0;
+  for (const auto& parameter : model.parameters()) {
+    parameters += is_off(parameter);
+    gradients += is_off(parameter.grad());
+  }
+  const char* cbwr = std::getenv("MKL_CBWR");
+  print("MKL_CBWR " + std::string(cbwr == nullptr ? "none" : cbwr) + " off: parameters " +
+        text(parameters) + " gradients " + text(gradients));
+}
 
 // Cancelling leaves in float: the order of additions decides what is left.
 void tree(Context& context) {
@@ -725,6 +753,7 @@ std::map<std::string, Scenario> number_scenarios() {
           {"metric_order", metric_order},
           {"norm_of_floats", norm_of_floats},
           {"norm_of_doubles", norm_of_doubles},
+          {"alignment", alignment},
           {"tree", tree},
           {"buffer_mean", buffer_mean},
           {"samples", samples}};

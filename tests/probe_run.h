@@ -60,13 +60,16 @@ struct RunOptions {
   std::chrono::milliseconds timeout{60'000};
 };
 
+inline std::string probe_path() {
+  const char* folder = ::getenv("LOCKSTEP_TEST_BIN");
+  if (folder != nullptr) return std::string(folder) + "/lockstep_probe";
+  return std::filesystem::read_symlink("/proc/self/exe").parent_path() / "lockstep_probe";
+}
+
 inline ProbeRun run_probe(uint32_t replica_count, const Lines& words,
                           const RunOptions& options = {}) {
-  const char* folder = ::getenv("LOCKSTEP_TEST_BIN");
-  const std::filesystem::path bin =
-      folder != nullptr ? folder : std::filesystem::read_symlink("/proc/self/exe").parent_path();
   launch::LaunchOptions launch;
-  launch.command = {bin / "lockstep_probe"};
+  launch.command = {probe_path()};
   launch.command.insert(launch.command.end(), words.begin(), words.end());
   launch.replica_count = replica_count;
   launch.core_count = 2;
