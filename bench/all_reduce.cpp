@@ -2,13 +2,13 @@
 //   lockstep run -n N -- all_reduce BYTES ...
 // Prints on rank 0 the median and the least time of a sum; all replicas start together.
 
-#include <lockstep/lockstep.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
+
+#include <lockstep/lockstep.h>
 
 namespace {
 

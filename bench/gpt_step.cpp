@@ -4,10 +4,6 @@
 // Prints the median and the least time of a step; the first two are not counted: memory is taken
 // and the audit is made in them.
 
-#include <ATen/autocast_mode.h>
-#include <ATen/ops/_fused_adamw.h>
-#include <lockstep/lockstep.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -16,6 +12,11 @@
 #include <vector>
 
 #include <CLI/CLI.hpp>
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/_fused_adamw.h>
+
+#include <lockstep/lockstep.h>
 
 #include "src/train/gpt.h"
 
@@ -137,8 +138,8 @@ void run_lockstep(const Work& work) {
   torch::manual_seed(1);
   Gpt model(work.sizes);
   lockstep::DistributedDataParallel ddp(group, *model);
-  lockstep::AdamW optimizer(
-      ddp, torch::optim::AdamWOptions(kLearningRate).weight_decay(kWeightDecay));
+  lockstep::AdamW optimizer(ddp,
+                            torch::optim::AdamWOptions(kLearningRate).weight_decay(kWeightDecay));
   const auto tokens = random_tokens(work);
   const lockstep::Batches batches(static_cast<uint64_t>(work.steps * work.batch),
                                   {.global_batch = static_cast<uint64_t>(work.batch),

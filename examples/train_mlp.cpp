@@ -2,9 +2,9 @@
 //   lockstep run -n 4 -- build/bin/train_mlp
 // and compare the hash it ends with.
 
-#include <lockstep/lockstep.h>
-
 #include <iostream>
+
+#include <lockstep/lockstep.h>
 
 namespace {
 

@@ -11,8 +11,8 @@ namespace lockstep {
 
 /// Sums one float32 array per replica, beside training: counts, statistics, a learning curve. Every
 /// replica reads the same bits: ranks are added in a fixed order, whoever arrives first. Unlike the
-/// gradients of a DistributedDataParallel, such a sum depends on how many replicas there are, and it
-/// does not survive the death of one of them.
+/// gradients of a DistributedDataParallel, such a sum depends on how many replicas there are, and
+/// it does not survive the death of one of them.
 ///
 /// The arrays lie in memory that the replicas share, so nothing is copied: fill `input()`, call
 /// `sum()`. Not for use by several threads at once.

@@ -1,13 +1,13 @@
 #pragma once
 
-#include <torch/torch.h>
-
 #include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
+
+#include <torch/torch.h>
 
 #include "lockstep/batches.h"
 #include "lockstep/group.h"
@@ -41,13 +41,13 @@ struct DistributedDataParallelOptions {
 
 /// Where the time of one step went on this replica, in seconds.
 struct StepTimings {
-  double total = 0;    // from the start of the microbatch loop to the end of average()
-  double compute = 0;  // in microbatches, with the merging of gradients
-  double wait = 0;     // for other replicas
-  double reduce = 0;   // reducing buckets and committing
-  uint32_t microbatches = 0;  // that this replica computed
-  uint32_t stolen = 0;        // of these, taken from another replica's share
-  uint64_t bytes_reduced = 0; // read and written by this replica's share of the reduction
+  double total = 0;            // from the start of the microbatch loop to the end of average()
+  double compute = 0;          // in microbatches, with the merging of gradients
+  double wait = 0;             // for other replicas
+  double reduce = 0;           // reducing buckets and committing
+  uint32_t microbatches = 0;   // that this replica computed
+  uint32_t stolen = 0;         // of these, taken from another replica's share
+  uint64_t bytes_reduced = 0;  // read and written by this replica's share of the reduction
 };
 
 /// What one optimizer step's averaging gave; equal on all replicas but for `timings`.
@@ -57,7 +57,7 @@ struct Step {
   double count = 0;          // the denominator
   double gradient_norm = 0;  // Euclidean norm of the mean gradient; NaN or infinite where it is
   std::array<double, kMetricCount> metrics{};  // sums over the batch
-  uint32_t members = 0;      // replicas that go on to the next step
+  uint32_t members = 0;                        // replicas that go on to the next step
   StepTimings timings;
 };
 
@@ -115,8 +115,8 @@ class MicrobatchRange {
 
 /// What a function that evaluates one microbatch returns.
 struct EvaluationPart {
-  double loss = 0;   // sum, not a mean
-  double count = 0;  // what the sum is to be divided by
+  double loss = 0;                             // sum, not a mean
+  double count = 0;                            // what the sum is to be divided by
   std::array<double, kMetricCount> metrics{};  // sums
 };
 
@@ -155,8 +155,8 @@ class DistributedDataParallel {
   void backward_sum(const torch::Tensor& loss_sum, double count);
 
   /// Waits for the whole batch, by whoever, and gives every parameter's .grad() the one exact mean.
-  /// Throws Error(kData) when the batch's count is 0; Error(kUsage) without a finished loop, or when
-  /// all replicas left their loops with microbatches uncomputed.
+  /// Throws Error(kData) when the batch's count is 0; Error(kUsage) without a finished loop, or
+  /// when all replicas left their loops with microbatches uncomputed.
   Step average();
 
   /// Evaluates `function` over samples 0 .. sample_count-1 in microbatches, shared among the

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <torch/torch.h>
-
 #include <memory>
 #include <vector>
+
+#include <torch/torch.h>
 
 #include "lockstep/distributed_data_parallel.h"
 

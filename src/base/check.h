@@ -20,11 +20,12 @@ std::string both_values(const Left& left, const Right& right) {
 
 }  // namespace lockstep::base
 
-// LOCKSTEP_CHECK(condition, left, right): an invariant of ours, with the two values that explain it.
-#define LOCKSTEP_CHECK(condition, left, right)                                                \
-  do {                                                                                        \
-    if (!(condition)) [[unlikely]] {                                                          \
-      ::lockstep::base::check_failed(__FILE__, __LINE__, #condition,                          \
-                                     ::lockstep::base::both_values((left), (right)));         \
-    }                                                                                         \
+// LOCKSTEP_CHECK(condition, left, right): an invariant of ours, with the two values that explain
+// it.
+#define LOCKSTEP_CHECK(condition, left, right)                                        \
+  do {                                                                                \
+    if (!(condition)) [[unlikely]] {                                                  \
+      ::lockstep::base::check_failed(__FILE__, __LINE__, #condition,                  \
+                                     ::lockstep::base::both_values((left), (right))); \
+    }                                                                                 \
   } while (false)

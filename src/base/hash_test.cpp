@@ -1,8 +1,8 @@
 #include "src/base/hash.h"
 
-#include <gtest/gtest.h>
-
 #include <string>
+
+#include <gtest/gtest.h>
 
 namespace lockstep::base {
 namespace {

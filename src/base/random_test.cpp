@@ -1,9 +1,9 @@
 #include "src/base/random.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <vector>
+
+#include <gtest/gtest.h>
 
 namespace lockstep::base {
 namespace {
@@ -29,7 +29,8 @@ TEST(Random, PermuteIndexIsAPermutationOfEverySmallSize) {
 
 TEST(Random, AnotherKeyGivesAnotherOrder) {
   int same = 0;
-  for (uint64_t i = 0; i < 1000; ++i) same += permute_index(1, 1000, i) == permute_index(2, 1000, i);
+  for (uint64_t i = 0; i < 1000; ++i)
+    same += permute_index(1, 1000, i) == permute_index(2, 1000, i);
   EXPECT_LT(same, 10);
 }
 

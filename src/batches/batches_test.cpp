@@ -1,10 +1,10 @@
 #include "lockstep/batches.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
 #include <numeric>
 #include <set>
+
+#include <gtest/gtest.h>
 
 #include "lockstep/error.h"
 

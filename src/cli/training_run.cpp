@@ -143,12 +143,11 @@ std::string program_name() {
 }
 
 int TrainingOutcome::exit_status() const {
-  // A replica that was killed from outside is not missed once the whole result is there, also if the
-  // others had ended before it died.
-  const bool only_kills =
-      launch.reason.empty() && !launch.deaths.empty() &&
-      std::none_of(launch.deaths.begin(), launch.deaths.end(),
-                   [](const launch::Death& death) { return death.is_fault; });
+  // A replica that was killed from outside is not missed once the whole result is there, also if
+  // the others had ended before it died.
+  const bool only_kills = launch.reason.empty() && !launch.deaths.empty() &&
+                          std::none_of(launch.deaths.begin(), launch.deaths.end(),
+                                       [](const launch::Death& death) { return death.is_fault; });
   if (launch.exit_status != 0 && !(is_complete && only_kills)) return launch.exit_status;
   return problem.empty() && is_complete ? kSuccess : kFailure;
 }

@@ -28,12 +28,12 @@ class Event {
 
   void notify();
 
-  /// As notify(), but nearly free while nobody sleeps: the value then stays as it is. Who waits for a
-  /// change that is told this way must look at what it waits for in wait()'s `ready`.
+  /// As notify(), but nearly free while nobody sleeps: the value then stays as it is. Who waits for
+  /// a change that is told this way must look at what it waits for in wait()'s `ready`.
   void notify_sleepers();
 
-  /// Returns when the value is no longer `seen` or `ready` is true, after `timeout_ms` at the latest.
-  /// Callers look again at what they wait for in any case.
+  /// Returns when the value is no longer `seen` or `ready` is true, after `timeout_ms` at the
+  /// latest. Callers look again at what they wait for in any case.
   void wait(uint32_t seen, uint32_t timeout_ms, const std::function<bool()>& ready = {});
 
  private:

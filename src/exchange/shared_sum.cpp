@@ -86,7 +86,8 @@ void SharedSum::add_stretches() {
     const uint64_t stretch = head().tickets.fetch_add(1, std::memory_order_relaxed) - first_ticket;
     if (stretch >= count) return;
     const uint64_t begin = stretch * kStretch;
-    for (uint32_t rank = 0; rank < rank_count_; ++rank) inputs[rank] = input_of(rank, call_) + begin;
+    for (uint32_t rank = 0; rank < rank_count_; ++rank)
+      inputs[rank] = input_of(rank, call_) + begin;
     plan_.sum<float>(result + begin, inputs, std::min(kStretch, element_count_ - begin));
   }
 }

@@ -10,9 +10,9 @@
 
 namespace lockstep::exchange {
 
-/// The sum of one float array per rank, over memory that the ranks share. The arrays are born there:
-/// nothing is copied before the sum. Ranks are added in the order of the reduction tree over all of
-/// them, so that every rank reads the same bits and every run gives the same.
+/// The sum of one float array per rank, over memory that the ranks share. The arrays are born
+/// there: nothing is copied before the sum. Ranks are added in the order of the reduction tree over
+/// all of them, so that every rank reads the same bits and every run gives the same.
 ///
 /// Short arrays: every rank adds all of them itself, which takes one exchange of flags; inputs
 /// alternate between two places, because a slow rank may still read the last ones. Long arrays: the
@@ -68,9 +68,9 @@ class SharedSum {
   Event& event_;
   Wait wait_;
   tree::SumPlan plan_;
-  uint64_t call_ = 0;              // the newest one, from 1
-  bool waits_for_parts_ = false;   // of long arrays
-  std::vector<float> own_sum_;     // of short ones
+  uint64_t call_ = 0;             // the newest one, from 1
+  bool waits_for_parts_ = false;  // of long arrays
+  std::vector<float> own_sum_;    // of short ones
 };
 
 }  // namespace lockstep::exchange

@@ -4,8 +4,8 @@
 
 #include <chrono>
 #include <cstring>
-#include <tuple>
 #include <thread>
+#include <tuple>
 
 #include <gtest/gtest.h>
 
@@ -15,8 +15,8 @@ namespace {
 struct SharedMemory {
   explicit SharedMemory(uint64_t bytes)
       : size(bytes),
-        data(static_cast<std::byte*>(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                                            MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
+        data(static_cast<std::byte*>(
+            ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))) {}
   ~SharedMemory() { ::munmap(data, size); }
   uint64_t size;
   std::byte* data;
@@ -136,10 +136,9 @@ TEST(SharedSum, NamesTheRanksBehindAndPassesOnWhatTheWaitThrows) {
   EventWords words{};
   Event event(&words, 1, 0);
   struct Lost {};
-  SharedSum shared(memory.data, 1, 3, 10, true, event,
-                   [](const std::function<bool()>& ready) {
-                     if (!ready()) throw Lost();
-                   });
+  SharedSum shared(memory.data, 1, 3, 10, true, event, [](const std::function<bool()>& ready) {
+    if (!ready()) throw Lost();
+  });
   EXPECT_THROW(shared.sum(), Lost);
   EXPECT_EQ(shared.ranks_behind(), (std::vector<uint32_t>{0, 2}));
 }

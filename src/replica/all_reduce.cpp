@@ -33,15 +33,15 @@ struct AllReduce::State {
 AllReduce::State::State(const Group& of_group, int64_t size)
     : group(of_group.state()), element_count(size) {
   if (size < 1) {
-    throw Error(ErrorCode::kUsage, "AllReduce of " + std::to_string(size) +
-                                       " elements: expected at least one");
+    throw Error(ErrorCode::kUsage,
+                "AllReduce of " + std::to_string(size) + " elements: expected at least one");
   }
   const auto elements = static_cast<uint64_t>(size);
   const uint64_t bytes = exchange::SharedSum::bytes_needed(group->size(), elements);
   const auto memory = group->arena(group->next_model(), bytes, [](exchange::Descriptor&) {});
   if (exchange::size_of_shared_memory(memory) != bytes) {
-    throw Error(ErrorCode::kUsage, "AllReduce of " + std::to_string(size) +
-                                       " elements on rank " + std::to_string(group->rank()) +
+    throw Error(ErrorCode::kUsage, "AllReduce of " + std::to_string(size) + " elements on rank " +
+                                       std::to_string(group->rank()) +
                                        ": another replica made it with another number, or made "
                                        "models and AllReduces in another order");
   }

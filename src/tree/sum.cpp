@@ -103,7 +103,8 @@ template <typename T>
 void divide(T* values, double count, size_t element_count) {
   // Dividing by a power of two and multiplying by its inverse are the same exact operation.
   int exponent = 0;
-  const bool is_power_of_two = std::frexp(count, &exponent) == 0.5 && exponent > -1000 && exponent < 1000;
+  const bool is_power_of_two =
+      std::frexp(count, &exponent) == 0.5 && exponent > -1000 && exponent < 1000;
   if constexpr (std::is_same_v<T, float>) {
     if (is_power_of_two) return multiply_by(values, 1.0 / count, element_count);
   }
@@ -136,7 +137,8 @@ template <typename T, typename Finish>
 bool SumPlan::run(T* out, std::span<const T* const> inputs, size_t element_count,
                   const Finish& finish) const {
   LOCKSTEP_CHECK(inputs.size() == adds_after_.size(), inputs.size(), adds_after_.size());
-  const bool any = std::any_of(inputs.begin(), inputs.end(), [](const T* p) { return p != nullptr; });
+  const bool any =
+      std::any_of(inputs.begin(), inputs.end(), [](const T* p) { return p != nullptr; });
   if (!any) {
     std::fill_n(out, element_count, T{0});
     return false;
@@ -182,7 +184,8 @@ bool SumPlan::run(T* out, std::span<const T* const> inputs, size_t element_count
 template <typename T>
 bool SumPlan::mean(T* mean, std::span<const T* const> inputs, double count,
                    size_t element_count) const {
-  return run(mean, inputs, element_count, [count](T* values, size_t n) { divide(values, count, n); });
+  return run(mean, inputs, element_count,
+             [count](T* values, size_t n) { divide(values, count, n); });
 }
 
 template <typename T>

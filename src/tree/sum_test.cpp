@@ -1,13 +1,13 @@
 #include "src/tree/sum.h"
 
-#include <gtest/gtest.h>
-
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <algorithm>
 #include <optional>
 #include <random>
+
+#include <gtest/gtest.h>
 
 namespace lockstep::tree {
 namespace {
@@ -113,7 +113,8 @@ TEST(Sum, SameBitsForEveryDivisionOfTheLeavesIntoRuns) {
       }
       Values sum(elements, 77.0f);
       const bool any = SumPlan(tree, cover).sum<float>(sum.data(), inputs, elements);
-      ASSERT_EQ(any, std::any_of(leaves.begin(), leaves.end(), [](auto* p) { return p != nullptr; }));
+      ASSERT_EQ(any,
+                std::any_of(leaves.begin(), leaves.end(), [](auto* p) { return p != nullptr; }));
       ASSERT_TRUE(same_bits(sum, root_by_definition(leaves, elements)))
           << "K " << leaf_count << " seed " << seed;
     }
@@ -138,8 +139,8 @@ TEST(Sum, AbsentIsNotZero) {
   const Values minus_zero{-0.0f};
   const std::vector<Node> cover{{0, 0}, {0, 1}};
   Values sum(1);
-  SumPlan(tree, cover).sum<float>(sum.data(), std::vector<const float*>{nullptr, minus_zero.data()},
-                                  1);
+  SumPlan(tree, cover)
+      .sum<float>(sum.data(), std::vector<const float*>{nullptr, minus_zero.data()}, 1);
   EXPECT_TRUE(std::signbit(sum[0]));
 }
 

@@ -63,7 +63,8 @@ std::optional<Node> ReductionTree::largest_ending_at(uint32_t begin, uint32_t en
 
 uint32_t slots_needed(uint32_t begin, uint32_t end) {
   // The live partials of [begin, m) are its cover. Its size changes by one node at most from m to
-  // m+1, and large runs repeat their pattern, but K is at most 65,535: counting all is cheap enough.
+  // m+1, and large runs repeat their pattern, but K is at most 65,535: counting all is cheap
+  // enough.
   uint32_t peak = 0;
   for (uint32_t m = begin; m < end; ++m) {
     uint32_t nodes = 0;

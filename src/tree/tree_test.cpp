@@ -1,8 +1,8 @@
 #include "src/tree/tree.h"
 
-#include <gtest/gtest.h>
-
 #include <algorithm>
+
+#include <gtest/gtest.h>
 
 namespace lockstep::tree {
 namespace {
@@ -74,9 +74,9 @@ TEST(ReductionTree, AThiefTakesAnAlignedNodeThatEndsAtTheHighEnd) {
 TEST(SlotsNeeded, IsThePeakOfInOrderMergingPlusTheOneBeingWritten) {
   EXPECT_EQ(slots_needed(0, 1), 1u);
   EXPECT_EQ(slots_needed(0, 2), 2u);
-  EXPECT_EQ(slots_needed(0, 8), 4u);   // 0..3, 4..5, 6, and 7 being written
+  EXPECT_EQ(slots_needed(0, 8), 4u);  // 0..3, 4..5, 6, and 7 being written
   EXPECT_EQ(slots_needed(3, 3), 0u);
-  EXPECT_EQ(slots_needed(1, 8), 5u);   // 1, 2..3, 4..5, 6, and 7 being written
+  EXPECT_EQ(slots_needed(1, 8), 5u);  // 1, 2..3, 4..5, 6, and 7 being written
 }
 
 }  // namespace
