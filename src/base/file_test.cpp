@@ -126,7 +126,9 @@ TEST(File, OtherKindsAreRefusedWithoutBlocking) {
       {folder.path("socket"), "a socket"},
       {folder.path(), "a folder"},
       {"/dev/null", "a character device"}};
-  for (const auto& [path, kind] : cases) {
+  for (const auto& one : cases) {
+    const std::string& path = one.first;  // clang 14 captures no structured binding
+    const std::string& kind = one.second;
     EXPECT_THAT(message_of(ErrorCode::kInput, [&] { read_file(path); }), HasSubstr(kind));
     EXPECT_THAT(message_of(ErrorCode::kInput, [&] { MappedFile{path}; }), HasSubstr(kind));
     EXPECT_THAT(message_of(ErrorCode::kInput, [&] { write_file_atomically(path, "x"); }),

@@ -142,7 +142,7 @@ class Probe {
       {"exit", [](const std::string& value) { std::exit(std::stoi(value)); }},
       {"throw", [](const std::string& value) { throw std::runtime_error(value); }},
       {"raise",
-       [this](const std::string& value) {
+       [](const std::string& value) {
          ::signal(std::stoi(value), SIG_DFL);
          ::raise(std::stoi(value));
        }},

@@ -742,7 +742,7 @@ TEST_F(JoinTest, AJoinerThatAsksAgainIsTakenInWhenACommitterDiesOverIt) {
   for (uint64_t moment = 0; moment < moments && moment < 20'000; ++moment) {
     found(4, 2);
     joiner().ask_to_join();
-    const auto all_but = [this](uint16_t dead) {
+    const auto all_but = [](uint16_t dead) {
       std::vector<uint16_t> members{1, 2, 4};
       std::erase(members, dead);
       return members;

@@ -20,7 +20,6 @@ namespace {
 
 constexpr size_t kStackBytes = 256 << 10;
 constexpr uint64_t kMostTurns = 4'000'000;
-constexpr uint32_t kNoMicrobatch = UINT32_MAX;
 
 struct Killed {};
 

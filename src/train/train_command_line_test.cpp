@@ -539,7 +539,7 @@ TEST(LearningRate, StaysFiniteWhereTheWarmUpIsTooLong) {
   options.learning_rate = 1;
   for (const Decay decay : {Decay::kNone, Decay::kCosine, Decay::kLinear}) {
     options.decay = decay;
-    for (const uint64_t warmup : {0, 1, 3, 10}) {
+    for (const uint64_t warmup : {uint64_t{0}, uint64_t{1}, uint64_t{3}, uint64_t{10}}) {
       options.warmup = warmup;
       for (uint64_t step = 0; step <= 3; ++step) {
         const double rate = learning_rate_at(options, step, 3);
