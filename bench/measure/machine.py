@@ -20,7 +20,7 @@ def describe(checkout, versions):
         "is_virtual": "hypervisor" in flags,
         "memory_gib": round(int(memory_kib) / 2**20, 1),
         "system": fields("/etc/os-release", "=").get("PRETTY_NAME", "").strip('"'),
-        "kernel": platform.release(),
+        "kernel": platform.release().split("-")[0],
         "commit": commit(checkout),
         "versions": versions,
     }

@@ -167,10 +167,11 @@ TEST(WorkerVariables, OverrideInheritedOnesAndKeepTheRest) {
        {"PATH=/bin", "RANKS=kept", "RANK=1", "WORLD_SIZE=2", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=2",
         "OMP_NUM_THREADS=3", "MKL_NUM_THREADS=3", "MKL_CBWR=AUTO", "LOCKSTEP_CONTROL_FD=10",
         "LOCKSTEP_SOCKET_FD=11", "LOCKSTEP_LIFELINE_FD=12", "LOCKSTEP_RANK=1",
-        "LOCKSTEP_INCARNATION=2", "LOCKSTEP_RUN=feed"}) {
+        "LOCKSTEP_INCARNATION=2", "LOCKSTEP_RUN=feed", "MALLOC_MMAP_THRESHOLD_=1073741824",
+        "MALLOC_TRIM_THRESHOLD_=4294967296", "MALLOC_TOP_PAD_=16777216"}) {
     EXPECT_THAT(variables, Contains(expected));
   }
-  EXPECT_EQ(variables.size(), 15u);  // and nothing else
+  EXPECT_EQ(variables.size(), 18u);  // and nothing else
 }
 
 TEST(WorkerVariables, KeepTheUsersReproducibilityMode) {
@@ -178,6 +179,13 @@ TEST(WorkerVariables, KeepTheUsersReproducibilityMode) {
   const auto variables = worker_variables(inherited, example());
   EXPECT_THAT(variables, Contains("MKL_CBWR=AVX2"));
   EXPECT_THAT(variables, Not(Contains("MKL_CBWR=AUTO")));
+}
+
+TEST(WorkerVariables, KeepTheUsersChoiceForTheAllocator) {
+  const char* inherited[] = {"MALLOC_TRIM_THRESHOLD_=1", nullptr};
+  const auto variables = worker_variables(inherited, example());
+  EXPECT_THAT(variables, Contains("MALLOC_TRIM_THRESHOLD_=1"));
+  EXPECT_THAT(variables, Not(Contains("MALLOC_TRIM_THRESHOLD_=4294967296")));
 }
 
 TEST(WorkerVariables, RunInsideARunBelongsToBoth) {
