@@ -86,6 +86,14 @@ void print_head(const train::PreparedTraining& training, Console& console) {
   }
 }
 
+std::string without_tabs(const std::string& line) {
+  std::string text;
+  for (const char c : line) {
+    text += c == '\t' ? std::string(8 - text.size() % 8, ' ') : std::string(1, c);
+  }
+  return text;
+}
+
 void print_sample(const std::string& out, Console& console) {
   const std::string path = out + "/sample.txt";
   if (!base::file_status(path)) {
@@ -96,7 +104,7 @@ void print_sample(const std::string& out, Console& console) {
   std::istringstream lines(base::read_file(path, 16 << 20));
   for (std::string line; std::getline(lines, line);) {
     // No escape sequences from the data, and nothing that is no text.
-    const std::string quoted = base::quote_path(line);
+    const std::string quoted = base::quote_path(without_tabs(line));
     console.print("  | " + quoted.substr(1, quoted.size() - 2));
   }
 }
