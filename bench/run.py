@@ -2,6 +2,7 @@
 """Measures lockstep against its peers, in turn, on this machine. See bench/README.md.
 
   bench/run.py [--rows KEY,KEY] [--rounds 5] [--peer-python PATH] [--quick]
+  bench/run.py --rows KEY --keep FILE       measures these again, keeps the other rows of FILE
   bench/run.py --table FILE                 prints the table of a stored result
   bench/run.py --readme FILE README.md      puts it between the markers in README.md
 """
@@ -27,6 +28,8 @@ def parse():
     parser.add_argument("--peer-python", default=sys.executable, metavar="PATH",
                         help="a Python that has PyTorch; default: this one")
     parser.add_argument("--build", default=os.path.join(CHECKOUT, "build"), metavar="FOLDER")
+    parser.add_argument("--keep", metavar="FILE",
+                        help="an earlier result of this machine, whose other rows are kept")
     parser.add_argument("--out", metavar="FILE", help="default bench/results/DATE.json")
     parser.add_argument("--quick", action="store_true",
                         help="a small model: to see that everything works, not for figures")
@@ -72,12 +75,20 @@ def choose(all_rows, words):
     return [row for row in all_rows if row.key in wanted]
 
 
+def with_kept(measured, kept, all_rows):
+    """Both, in the order of the table; what was measured now wins."""
+    found = {row["key"]: row for row in [*kept, *measured]}
+    return [found[row.key] for row in all_rows if row.key in found]
+
+
 def measure(options):
+    kept = load(options.keep)["rows"] if options.keep else []
     now = datetime.datetime.now().astimezone()
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as scratch:
         programs = Programs(CHECKOUT, os.path.abspath(options.build), options.peer_python, scratch,
                             options.quick)
-        chosen = choose(rows.all_rows(programs), options.rows)
+        all_rows = rows.all_rows(programs)
+        chosen = choose(all_rows, options.rows)
         load_before = os.getloadavg()[0]
         if load_before > 0.5:
             print(f"bench/run.py: the load is {load_before:.1f}: something else is running, and "
@@ -90,7 +101,8 @@ def measure(options):
             "rounds": options.rounds,
             "machine": machine.describe(CHECKOUT, programs.versions()),
             "load_before": load_before,
-            "rows": [rows.measure(row, options.rounds) for row in chosen],
+            "rows": with_kept([rows.measure(row, options.rounds) for row in chosen], kept,
+                              all_rows),
             "load_after": os.getloadavg()[0],
         }
 

@@ -83,7 +83,7 @@ def measure(row, rounds):
             print(f"{row.key}, round {round_number} of {rounds}: {side['name']} {figures}",
                   file=sys.stderr, flush=True)
     return {"key": row.key, "work": row.work, "limit": row.limit, "limit_words": row.limit_words,
-            "is_ratio": row.is_ratio, "sides": sides, **evaluate(row, sides)}
+            "is_ratio": row.is_ratio, "rounds": rounds, "sides": sides, **evaluate(row, sides)}
 
 
 def evaluate(row, sides):

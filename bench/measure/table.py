@@ -50,8 +50,10 @@ def caption(result):
     versions = ", ".join(f"{name} {version or 'not there'}"
                          for name, version in machine["versions"].items())
     quick = "A quick run, which shows only that everything works. " if result["quick"] else ""
+    rounds = sorted({row["rounds"] for row in result["rows"]})
+    rounds = f"{rounds[0]} to {rounds[-1]}" if len(rounds) > 1 else rounds[0]
     return (
-        f"{quick}Median of {result['rounds']} interleaved rounds of each run's median; in brackets "
+        f"{quick}Median of {rounds} interleaved rounds of each run's median; in brackets "
         f"the least time, and the least and largest ratio of a round. {result['date']}, "
         f"commit {machine['commit']}, {machine['cpu']}, {machine['cores']} cores{quota}"
         f"{' (virtual)' if machine['is_virtual'] else ''}, {', '.join(machine['instructions'])}, "
