@@ -18,35 +18,12 @@ static_assert(kMetricCount == ledger::kMetricCount);
 
 constexpr uint64_t kMicrobatchKey = 0x6d6963726f;  // unrelated streams of random numbers
 constexpr uint64_t kBetweenKey = 0x6265747765;
-constexpr uint64_t kEvaluationKey = 0x6576616c;
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
 double seconds_between(std::chrono::steady_clock::time_point from,
                        std::chrono::steady_clock::time_point to) {
   return std::chrono::duration<double>(to - from).count();
 }
-
-// Puts a module into evaluation mode and, at the end, each of its parts back into its own.
-class EvaluationMode {
- public:
-  explicit EvaluationMode(torch::nn::Module& module) : modes_{{&module, module.is_training()}} {
-    for (const auto& part : module.modules(/*include_self=*/false)) {
-      modes_.emplace_back(part.get(), part->is_training());
-    }
-    module.eval();
-  }
-  ~EvaluationMode() {
-    // Parents come first: each call reaches the parts below, which are then set one by one.
-    for (const auto& [part, is_training] : modes_) {
-      if (part->is_training() != is_training) part->train(is_training);
-    }
-  }
-  EvaluationMode(const EvaluationMode&) = delete;
-  EvaluationMode& operator=(const EvaluationMode&) = delete;
-
- private:
-  std::vector<std::pair<torch::nn::Module*, bool>> modes_;
-};
 
 }  // namespace
 
@@ -227,8 +204,7 @@ std::string ReplicaImpl::memory_plan() const {
          std::to_string(buckets_.size()) + " buckets";
 }
 
-// -- The loop over microbatches
-// --------------------------------------------------------------------
+// -- The loop over microbatches -------------------------------------------------------------------
 
 void ReplicaImpl::begin_round(const Batch& batch) {
   check_not_in_loop("microbatches()");
@@ -334,33 +310,6 @@ void ReplicaImpl::open_microbatch() {
   post_context();
 }
 
-// Settings that differ between replicas would make bits depend on who computed what: each shows its
-// own once a round.
-void ReplicaImpl::post_context() {
-  Arena::Head& head = arena_.head();
-  const uint32_t rank = ledger_.rank();
-  if (head.context_round[rank].load(kRelaxed) == ledger_.round()) return;
-  head.context[rank] = context_;
-  head.context_round[rank].store(ledger_.round(), std::memory_order_release);
-}
-
-void ReplicaImpl::compare_contexts() {
-  const Arena::Head& head = arena_.head();
-  std::optional<uint32_t> first;
-  for (uint32_t rank = 0; rank < ledger_.rank_count(); ++rank) {
-    if (head.context_round[rank].load(std::memory_order_acquire) != ledger_.round()) continue;
-    if (!first) first = rank;
-    const auto found = head.context[*first].difference(head.context[rank]);
-    if (!found) continue;
-    ledger_.fail(ledger::FailureKind::kOther, UINT32_MAX, rank,
-                 found->name + " is " + std::to_string(found->here) + " on rank " +
-                     std::to_string(*first) + " and " + std::to_string(found->there) + " on rank " +
-                     std::to_string(rank) +
-                     ": it decides last bits, so set it alike on all replicas");
-    throw_failure();
-  }
-}
-
 // One bijection per wrapped model, of a counter over steps and microbatches: no two microbatches of
 // a run share a seed, and none depends on who computes what.
 void ReplicaImpl::seed_microbatch(uint32_t microbatch) {
@@ -450,90 +399,7 @@ void ReplicaImpl::leave_loop() noexcept {
   ledger_.arrive();
 }
 
-// -- The audit (rule 13)
-// ---------------------------------------------------------------------------
-
-// After its own share a replica computes the microbatch that all others compute too, and repeats
-// its first one after another. The queue is worked from its back.
-void ReplicaImpl::plan_audit() {
-  audit_is_planned_ = true;
-  if (!audited_) {  // the others left nothing for this replica to compute
-    audit_queue_ = {{0, true}};
-    return;
-  }
-  audit_queue_ = {{*audited_, false}};
-  if (*audited_ != 0) {
-    audit_queue_.emplace_back(0u, true);
-    return;
-  }
-  std::copy(audited_hashes_.begin(), audited_hashes_.end(), arena_.audit_hashes(group_->rank()));
-  const bool computed_others = timings_.microbatches > 1;
-  if (!computed_others && ledger_.microbatch_count() > 1) audit_queue_.emplace_back(1u, false);
-}
-
-// True: a repetition is open.
-bool ReplicaImpl::next_audit() {
-  if (!is_audited_) return false;
-  if (!audit_is_planned_) plan_audit();
-  if (audit_queue_.empty()) return false;
-  work_ = ledger::Work{};
-  work_.microbatch = audit_queue_.back().first;
-  current_.is_audit_ = true;
-  sink_.open(GradientSink::Target::kHash, work_, ledger_);
-  open_microbatch();
-  return true;
-}
-
-void ReplicaImpl::finish_audit() {
-  const auto [microbatch, is_posted] = audit_queue_.back();
-  audit_queue_.pop_back();
-  if (is_posted) {
-    std::copy(sink_.leaf_hashes().begin(), sink_.leaf_hashes().end(),
-              arena_.audit_hashes(group_->rank()));
-  }
-  if (microbatch == audited_ && !is_posted) {
-    for (size_t i = 0; i < audited_hashes_.size(); ++i) {
-      if (audited_hashes_[i] == sink_.leaf_hashes()[i]) continue;
-      const std::string text =
-          "microbatch " + std::to_string(microbatch) +
-          " is not a pure function of parameters and "
-          "samples: the gradient of " +
-          model_.parameters()[i].name +
-          " differs on the second computation by the same replica. Look for state that a forward "
-          "pass leaves behind (caches, counters, clocks, own random generators)";
-      ledger_.fail(ledger::FailureKind::kOther, microbatch, group_->rank(), text);
-      throw_failure();
-    }
-  }
-}
-
-void ReplicaImpl::compare_audit_hashes() {
-  std::optional<uint32_t> first;
-  for (uint32_t rank = 0; rank < group_->size(); ++rank) {
-    if (!ledger_.is_living_member(rank) || ledger_.is_joining(rank)) continue;
-    // All absent: it left its loop early and posted nothing.
-    const uint64_t* hashes = arena_.audit_hashes(rank);
-    if (std::all_of(hashes, hashes + model_.parameters().size(),
-                    [](uint64_t h) { return h == 0; })) {
-      continue;
-    }
-    if (!first) first = rank;
-    for (size_t i = 0; i < model_.parameters().size(); ++i) {
-      if (arena_.audit_hashes(rank)[i] == arena_.audit_hashes(*first)[i]) continue;
-      ledger_.fail(ledger::FailureKind::kOther, 0, rank,
-                   "microbatch 0 gives another gradient of " + model_.parameters()[i].name +
-                       " on rank " + std::to_string(rank) + " than on rank " +
-                       std::to_string(*first) +
-                       ", from equal parameters and samples. Look for "
-                       "what differs between the processes: environment, files read in the "
-                       "forward pass, the rank itself");
-      throw_failure();
-    }
-  }
-}
-
-// -- The step
-// ---------------------------------------------------------------------------------------
+// -- The step -------------------------------------------------------------------------------------
 
 Step ReplicaImpl::average() {
   check_not_in_loop("average()");
@@ -766,83 +632,6 @@ base::Hash128 ReplicaImpl::parameter_hash() {
 
 base::Hash128 ReplicaImpl::state_hash(const torch::optim::Optimizer& optimizer) const {
   return internal::state_hash(model_, optimizer);
-}
-
-// -- Evaluation -----------------------------------------------------------------------------------
-
-Evaluation ReplicaImpl::evaluate(
-    uint64_t sample_count, uint64_t microbatch,
-    const std::function<EvaluationPart(const std::vector<size_t>&)>& function) {
-  check_not_in_loop("evaluate()");
-  if (round_open_) {
-    throw Error(ErrorCode::kUsage, "evaluate() was called between microbatches() and average()");
-  }
-  if (sample_count == 0 || microbatch == 0) {
-    throw Error(ErrorCode::kUsage,
-                "evaluate() needs at least 1 sample and a microbatch of at least 1");
-  }
-  settle();
-  drop_old_means();
-  const EvaluationMode evaluation_mode(module_);
-  const torch::NoGradGuard no_grad;
-  Evaluation total;
-  const uint64_t all = (sample_count + microbatch - 1) / microbatch;
-  for (uint64_t first = 0; first < all; first += ledger::kMostMicrobatches) {
-    const uint64_t count = std::min<uint64_t>(all - first, ledger::kMostMicrobatches);
-    evaluate_round(first, static_cast<uint32_t>(count), sample_count, microbatch, function);
-    const ledger::CommitRecord& record = ledger_.record_of(ledger_.round());
-    total.loss += record.loss;
-    total.count += record.count;
-    for (size_t i = 0; i < kMetricCount; ++i) total.metrics[i] += record.metrics[i];
-    ledger_.set_applied(parameter_hash());
-  }
-  seed_between();
-  total.loss /= total.count;
-  return total;
-}
-
-void ReplicaImpl::evaluate_round(
-    uint64_t first, uint32_t count, uint64_t sample_count, uint64_t microbatch,
-    const std::function<EvaluationPart(const std::vector<size_t>&)>& function) {
-  ledger_.enter(count, ledger::RoundKind::kValues);
-  ledger::Turn turn = ledger::Turn::kWait;
-  for (;;) {
-    group_->wait(
-        "the evaluation by other replicas",
-        [&] { return (turn = ledger_.next(work_)) != ledger::Turn::kWait; },
-        [this] { return members_behind(); });
-    if (turn != ledger::Turn::kYours) break;
-    const uint64_t begin = (first + work_.microbatch) * microbatch;
-    std::vector<size_t> indices(std::min(microbatch, sample_count - begin));
-    for (size_t i = 0; i < indices.size(); ++i) indices[i] = begin + i;
-    seed_default_generator(base::permute_32(base::mix_key(seed_, kEvaluationKey, model_index_),
-                                            static_cast<uint32_t>(begin / microbatch)));
-    EvaluationPart part;
-    group_->open_loop = this;
-    try {
-      part = function(indices);
-    } catch (...) {
-      group_->open_loop = nullptr;
-      ledger_.give_back(work_);
-      throw;
-    }
-    group_->open_loop = nullptr;
-    ledger::MicrobatchRecord& record = ledger_.record(work_.microbatch);
-    record.loss.store(part.loss, kRelaxed);
-    record.count.store(part.count, kRelaxed);
-    for (size_t i = 0; i < kMetricCount; ++i) record.metrics[i].store(part.metrics[i], kRelaxed);
-    ledger_.publish(work_);
-  }
-  if (turn == ledger::Turn::kFailed) throw_failure();
-  group_->wait(
-      "the evaluation's result",
-      [&] { return (turn = ledger_.claim_commit(options_.averaging)) != ledger::Turn::kWait; },
-      [this] { return members_behind(); });
-  if (turn == ledger::Turn::kFailed) throw_failure();
-  if (turn != ledger::Turn::kYours) return;
-  uint32_t unused = 0;
-  sum_records(ledger_.record_of(ledger_.round()), unused);
-  ledger_.commit();
 }
 
 }  // namespace lockstep::internal

@@ -20,7 +20,8 @@
 
 namespace lockstep::internal {
 
-/// What DistributedDataParallel does: one wrapped model on one replica, driving the ledger.
+/// What DistributedDataParallel does: one wrapped model on one replica, driving the ledger. Audits
+/// are in audit.cpp, evaluate() in evaluation.cpp.
 ///
 /// With averaging off each replica has an arena and a ledger of its own, over its fixed part of the
 /// batch: the same code with one member, and only the drift is looked at together.
