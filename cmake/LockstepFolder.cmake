@@ -3,8 +3,6 @@
 #   [TESTS a_test.cpp ...]            one program NAME_test, each of its tests known to ctest
 #   [TSAN_TESTS c_test.cpp ...]       the same, as NAME_tsan_test with the label tsan: ./dev check runs
 #                                     these under the thread sanitizer too
-#   [CHECK_TESTS d_test.cpp ...]      the same, as NAME_check_test with the label check: long drills
-#                                     that ./dev test leaves to ./dev check
 #   [DEPENDS base tree ...]           folders before this one in LOCKSTEP_LAYERS
 #   [LIBRARIES fmt::fmt-header-only]  packages; private, as all of them are
 #   [TEST_LIBRARIES ...]              packages or targets that only the tests need
@@ -19,7 +17,7 @@
 function(lockstep_add_folder name)
   cmake_parse_arguments(
     PARSE_ARGV 1 arg "TORCH" ""
-    "SOURCES;TESTS;TSAN_TESTS;CHECK_TESTS;DEPENDS;LIBRARIES;TEST_LIBRARIES")
+    "SOURCES;TESTS;TSAN_TESTS;DEPENDS;LIBRARIES;TEST_LIBRARIES")
   lockstep_check_arguments(${name} "${arg_UNPARSED_ARGUMENTS}" "${arg_DEPENDS}" "${arg_TORCH}")
   if(arg_TORCH AND NOT LOCKSTEP_WITH_TORCH)
     return()
@@ -39,7 +37,7 @@ function(lockstep_add_folder name)
   if(NOT LOCKSTEP_WITH_TESTS)
     return()
   endif()
-  foreach(kind "" tsan check)
+  foreach(kind "" tsan)
     if(kind STREQUAL "")
       set(program ${name}_test)
       set(sources ${arg_TESTS})
@@ -114,10 +112,6 @@ endfunction()
 
 # One ctest test per gtest test: each has its own process and its own time limit.
 function(lockstep_add_tests program label)
-  set(timeout 120)
-  if(label STREQUAL "check")
-    set(timeout 1200)
-  endif()
   if(LOCKSTEP_TEST_LAUNCHER)
     set_target_properties(${program} PROPERTIES CROSSCOMPILING_EMULATOR "${LOCKSTEP_TEST_LAUNCHER}")
   endif()
@@ -131,7 +125,7 @@ function(lockstep_add_tests program label)
     TEST_PREFIX "${program}."
     DISCOVERY_TIMEOUT 60
     PROPERTIES ${labels}
-               TIMEOUT ${timeout}
+               TIMEOUT 120
                ENVIRONMENT "LOCKSTEP_TEST_BIN=${PROJECT_BINARY_DIR}/bin"
                ENVIRONMENT_MODIFICATION "LOCKSTEP_TEST_SOURCE=set:${PROJECT_SOURCE_DIR}")
 endfunction()

@@ -179,7 +179,7 @@ TEST(SameBitsAfterDeath, OfAnyRankAndOfAllButOne) {
   const Lines expected = alone(words);
   expect_same_but_for_the_dead(expected, run_probe(2, words, {.kill = "0@3"}), "0@3");
   expect_same_but_for_the_dead(expected, run_probe(3, words, {.kill = "2@1"}), "2@1");
-  const ProbeRun last = run_probe(4, words, {.kill = "0@2,1@5:live,3@9:applying"});
+  const ProbeRun last = run_probe(4, words, {.kill = "0@2,1@5:applying,3@9:applying"});
   EXPECT_EQ(last.result.deaths.size(), 3u) << last.all();
   expect_same_but_for_the_dead(expected, last, "all but one");
 }

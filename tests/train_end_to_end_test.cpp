@@ -156,13 +156,14 @@ TEST_F(TrainEndToEnd, EpochsEndWithAShortBatch) {
 
 TEST_F(TrainEndToEnd, EverySettingOfTheDialsWithOneProductIsOneRun) {
   std::string reference;
-  const int settings[][3] = {{1, 8, 1}, {2, 4, 1}, {2, 2, 2}, {1, 2, 4}, {8, 1, 1}, {2, 1, 4}};
+  // 8 replicas of 32 each, 4 of 64, 2 of 64 twice, 1 of 32 eight times; and 1 of all.
+  const int settings[][3] = {{32, 8, 1}, {64, 4, 1}, {64, 2, 2}, {32, 1, 8}, {256, 1, 1}};
   for (const auto& [per_replica, replicas, accumulate] : settings) {
     const std::string out = std::to_string(per_replica) + "x" + std::to_string(replicas);
     const std::string bits = train(
         out, {"--per-replica", std::to_string(per_replica), "--replicas", std::to_string(replicas),
-              "--accumulate", std::to_string(accumulate), "--steps", "2"});
-    EXPECT_EQ(result(out)["global_batch"], 8);
+              "--accumulate", std::to_string(accumulate), "--microbatch", "16", "--steps", "2"});
+    EXPECT_EQ(result(out)["global_batch"], 256);
     if (reference.empty()) reference = bits;
     EXPECT_EQ(bits, reference) << out;
   }

@@ -12,6 +12,7 @@
 #include "src/base/quote_path.h"
 #include "src/cli/command.h"
 #include "src/cli/console.h"
+#include "src/cli/result_file.h"
 #include "src/train/recipe.h"
 
 namespace lockstep::cli {
@@ -45,7 +46,7 @@ std::string usage() {
 
 int version() {
   Console().print(fmt::format("lockstep {} (LibTorch {}, {})", LOCKSTEP_VERSION,
-                              train::torch_version(), __VERSION__));
+                              train::torch_version(), compiler_name()));
   return kSuccess;
 }
 

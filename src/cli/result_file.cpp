@@ -86,6 +86,14 @@ std::map<std::string, std::string> flat_values(const ordered_json& object) {
 
 }  // namespace
 
+std::string compiler_name() {
+#ifdef __clang__
+  return __VERSION__;
+#else
+  return "GCC " __VERSION__;
+#endif
+}
+
 void write_result(const train::PreparedTraining& training, const TrainingOutcome& outcome) {
   const train::TrainOptions& options = training.options;
   const bool has_steps = outcome.step_count > 0;
@@ -111,7 +119,7 @@ void write_result(const train::PreparedTraining& training, const TrainingOutcome
   result["memory"] = memory_json(training.memory);
   result["machine"] = {{"cpu", cpu_name()},
                        {"cores", training.cpu.usable_cores},
-                       {"compiler", __VERSION__},
+                       {"compiler", compiler_name()},
                        {"lockstep", LOCKSTEP_VERSION}};
   result["arguments"] = repeat_arguments(options);
   base::write_file_atomically(

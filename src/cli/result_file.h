@@ -12,6 +12,9 @@ namespace lockstep::cli {
 
 struct TrainingOutcome;
 
+/// "GCC 12.2.0": what this program was built by.
+std::string compiler_name();
+
 /// Writes DIR/result.json, also of a run that failed.
 void write_result(const train::PreparedTraining& training, const TrainingOutcome& outcome);
 

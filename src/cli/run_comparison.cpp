@@ -192,6 +192,11 @@ std::vector<std::string> explain(const StoredRun& left, const StoredRun& right,
         parameter->differing, parameter->count, parameter->step,
         parameter->step > difference.step ? "; --hash-every 1 names the first one of each step"
                                           : ""));
+  } else {
+    lines.push_back(
+        "first parameter: not known; the runs stored hashes of single parameters after no common "
+        "step "
+        "at which they differ (--hash-every 1 stores them after each)");
   }
   if (!left.result || !right.result) {
     lines.push_back(

@@ -226,7 +226,9 @@ uint64_t batch_per_replica(const train::TrainOptions& options, uint32_t most) {
 }
 
 int verify_recipe(const VerifyWords& words, Console& console) {
-  const std::vector<uint32_t> counts = parse_counts(words.replicas.value_or("1,2,3"));
+  std::vector<uint32_t> counts = parse_counts(words.replicas.value_or("1,2,3"));
+  // One count alone would be compared with nothing.
+  if (counts.size() == 1) counts.insert(counts.begin(), counts.front() == 1 ? 2 : 1);
   TrainRequest request = train::parse_train_arguments(words.rest);
   if (request.options.per_replica) {
     refuse("verify changes the number of replicas: give --global-batch instead of the dials.");

@@ -55,6 +55,7 @@ std::string describe_place(uint64_t step, uint32_t microbatch) {
 
 bool DeathBook::is_consequence(const Ending& ending) const {
   if (is_ending()) return true;
+  if (ending.cause == DeathCause::kDrill) return false;  // it happens when it was asked for
   return std::any_of(deaths_.begin(), deaths_.end(), [&](const Death& earlier) {
     if (earlier.is_consequence || ending.seconds - earlier.seconds > kConsequenceSeconds)
       return false;
@@ -90,6 +91,9 @@ const Death* DeathBook::add(Ending ending) {
         " (not sent by lockstep; the kernel's out-of-memory killer does this: see dmesg, or "
         "oom_kill "
         "in the cgroup's memory.events)";
+  }
+  if (ending.cause == DeathCause::kRequested) {
+    death.description += " by lockstep, because another replica had waited too long for it";
   }
   if (!death.is_fault) success_after_last_kill_ = false;
   deaths_.push_back(std::move(death));

@@ -29,6 +29,17 @@ TEST(DeathBook, SuccessesMakeZero) {
   EXPECT_EQ(book.exit_status(), 0);
 }
 
+TEST(DeathBook, ADrillIsNoConsequenceOfAnotherSoonBefore) {
+  DeathBook book;
+  Ending drill = ending(1, SIGKILL, 1);
+  drill.cause = DeathCause::kDrill;
+  EXPECT_FALSE(book.add(drill)->is_consequence);
+  drill.rank = 2;
+  drill.seconds = 1.1;
+  EXPECT_FALSE(book.add(drill)->is_consequence);
+  EXPECT_TRUE(book.add(ending(3, SIGKILL, 1.2))->is_consequence);
+}
+
 TEST(DeathBook, NoSuccessIsNotZero) { EXPECT_NE(DeathBook().exit_status(), 0); }
 
 TEST(DeathBook, KillCountsUnlessAReplicaThatHadJoinedFinishesAfterIt) {

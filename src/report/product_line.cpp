@@ -50,7 +50,8 @@ std::string batch_text(const Product& product) {
   if (product.replicas == 1) return fmt::format("{} on 1 replica", batch);
   const auto shares = product.shares.empty() ? even_shares(product) : product.shares;
   if (std::all_of(shares.begin(), shares.end(), [&](uint64_t s) { return s == shares[0]; })) {
-    return fmt::format("{} = {} per replica x {}", batch, shares[0], replicas);
+    return fmt::format("{} = {} per replica x {} x 1 accumulation step", batch, shares[0],
+                       replicas);
   }
   return fmt::format("{} over {} ({})", batch, replicas, list_shares(shares));
 }

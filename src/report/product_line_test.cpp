@@ -77,7 +77,8 @@ TEST(ProductLine, SharesThatDifferAreListed) {
 
 TEST(ProductLine, EqualSharesAreAProduct) {
   EXPECT_THAT(product_line(direct(12, 2, 3)),
-              StartsWith("global batch 12 = 4 per replica x 3 replicas, in microbatches of 2;"));
+              StartsWith("global batch 12 = 4 per replica x 3 replicas x 1 accumulation step, in "
+                         "microbatches of 2;"));
   EXPECT_THAT(product_line(direct(8, 2, 1)),
               StartsWith("global batch 8 on 1 replica, in microbatches of 2;"));
 }

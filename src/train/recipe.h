@@ -12,7 +12,7 @@ namespace lockstep::train {
 /// steer kernels as the replicas get them. Neither replicas nor paths belong to it.
 std::string recipe_json(const TrainOptions& options, const TokenSplit& data);
 
-/// "2.13.0", or "none" in a build without LibTorch.
+/// "2.13.0+cpu", or "none" in a build without LibTorch.
 std::string torch_version();
 
 }  // namespace lockstep::train
