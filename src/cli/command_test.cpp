@@ -439,14 +439,22 @@ TEST_F(VerifyCommand, PrintsTwoTablesAndTheVerdict) {
 TEST_F(VerifyCommand, SaysWhereBitsDiffer) {
   // Rank 1 is there in one of the runs only, and nobody is left to disagree with it.
   misbehave("0:pause=100@1;0:exit=0@2;1:pause=200@2;1:loss@3");
-  const Ran ran = lockstep_words(
-      verify_words(train_words(""), {"--replicas", "2", "--out", path("v"), "--steps", "3"}));
+  const Ran ran = lockstep_words(train_words("two", {"--replicas", "2", "--steps", "3"}));
   EXPECT_EQ(ran.status, 0) << ran.all();
   misbehave("");
-  const Ran other = lockstep_words({"verify", path("v/replicas-2"), "--replicas", "1"});
+  const Ran other = lockstep_words({"verify", path("two"), "--replicas", "1"});
   EXPECT_EQ(other.status, 1) << other.all();
   EXPECT_THAT(other.out, HasSubstr("verdict: OTHER BITS by 1 replica than the run's"));
   EXPECT_THAT(other.out, HasSubstr("first difference: step 3, loss"));
+}
+
+TEST_F(VerifyCommand, OneCountIsComparedWithAnother) {
+  for (const char* count : {"1", "2"}) {
+    const Ran ran = lockstep_words(
+        verify_words(train_words(""), {"--replicas", count, "--out", path(count), "--steps", "2"}));
+    EXPECT_EQ(ran.status, 0) << ran.all();
+    EXPECT_THAT(ran.out, AnyOf(HasSubstr("same bits by 1, 2"), HasSubstr("same bits by 2, 1")));
+  }
 }
 
 TEST_F(VerifyCommand, AFailedRunIsNoVerdict) {

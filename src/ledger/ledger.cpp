@@ -118,6 +118,7 @@ void Ledger::enter(uint32_t microbatch_count, RoundKind kind) {
   for (uint32_t rank = 0; rank < shape_.rank_count; ++rank) {
     member_count += member(rank) != 0 && !is_joining(rank);
   }
+  LOCKSTEP_CHECK(member_count > 0, member_count, shape_.rank_count);
   uint64_t index = 0;
   for (uint32_t rank = 0; rank < shape_.rank_count; ++rank) {
     initial_runs_[rank] = Run{round_, 0, 0};
