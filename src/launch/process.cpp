@@ -214,7 +214,7 @@ std::optional<int> take_wait_status(const Descriptor& pidfd, pid_t pid) {
 std::vector<pid_t> end_descendants(const std::set<pid_t>& except) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   while (true) {
-    const auto left = descendants(::getpid(), except);
+    auto left = descendants(::getpid(), except);
     if (left.empty() || std::chrono::steady_clock::now() > end) return left;
     for (const pid_t pid : left) {
       const Descriptor pidfd = open_pidfd(pid);

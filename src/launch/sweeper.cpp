@@ -40,10 +40,11 @@ void close_all_from(unsigned first) {
 }
 
 bool environment_has(int proc, const char* pid, const char* token) {
+  constexpr char kName[] = "/environ";
   char path[64];
-  std::strncpy(path, pid, 32);
-  path[32] = '\0';
-  std::strcat(path, "/environ");
+  const size_t length = ::strnlen(pid, 32);
+  std::memcpy(path, pid, length);
+  std::memcpy(path + length, kName, sizeof kName);
   const int file = ::openat(proc, path, O_RDONLY | O_CLOEXEC);
   if (file < 0) return false;
   const size_t token_size = std::strlen(token);

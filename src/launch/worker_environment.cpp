@@ -166,7 +166,7 @@ std::vector<std::string> worker_variables(const char* const* inherited,
       fmt::format("LOCAL_RANK={}", worker.rank),
       fmt::format("LOCAL_WORLD_SIZE={}", variables.replica_count),
   };
-  if (!value_in(inherited, "MKL_CBWR")) ours.push_back("MKL_CBWR=AUTO");
+  if (!value_in(inherited, "MKL_CBWR")) ours.emplace_back("MKL_CBWR=AUTO");
   // Every microbatch allocates and frees the same tensors. Without these the C library gives their
   // pages back to the kernel each time and takes new, zeroed ones: 3 % of a GPT's step.
   for (const char* variable : {"MALLOC_MMAP_THRESHOLD_=1073741824",
