@@ -1,7 +1,7 @@
 #include "src/cli/run_comparison.h"
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -20,7 +20,9 @@ using report::StepMetrics;
 
 constexpr size_t kMostFieldsListed = 6;
 
-bool same_bits(double left, double right) { return std::memcmp(&left, &right, sizeof left) == 0; }
+bool same_bits(double left, double right) {
+  return std::bit_cast<uint64_t>(left) == std::bit_cast<uint64_t>(right);
+}
 
 std::optional<StepDifference> step_difference(const StepMetrics& left, const StepMetrics& right) {
   const auto numbers = [&](const char* what, double a, double b) -> std::optional<StepDifference> {
@@ -193,7 +195,7 @@ std::vector<std::string> explain(const StoredRun& left, const StoredRun& right,
         parameter->step > difference.step ? "; --hash-every 1 names the first one of each step"
                                           : ""));
   } else {
-    lines.push_back(
+    lines.emplace_back(
         "first parameter: not known; the runs stored hashes of single parameters after no common "
         "step "
         "at which they differ (--hash-every 1 stores them after each)");
@@ -207,14 +209,14 @@ std::vector<std::string> explain(const StoredRun& left, const StoredRun& right,
   }
   const auto recipe = recipe_differences(left, right);
   if (!recipe.empty()) {
-    lines.push_back("likely reason: the recipes differ, and then the bits may:");
+    lines.emplace_back("likely reason: the recipes differ, and then the bits may:");
     append_some(lines, recipe);
     return lines;
   }
   lines.push_back("likely reason: " + reason_within_equal_recipes(difference));
   const auto machine = map_differences(left.result->machine, right.result->machine);
   if (!machine.empty()) {
-    lines.push_back("the machines differ:");
+    lines.emplace_back("the machines differ:");
     append_some(lines, machine);
   }
   return lines;

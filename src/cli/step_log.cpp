@@ -1,7 +1,7 @@
 #include "src/cli/step_log.h"
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
 
 #include <fmt/format.h>
 
@@ -15,7 +15,9 @@ using exchange::ProcessState;
 using exchange::StepReport;
 using report::json_number;
 
-bool same_bits(double left, double right) { return std::memcmp(&left, &right, sizeof left) == 0; }
+bool same_bits(double left, double right) {
+  return std::bit_cast<uint64_t>(left) == std::bit_cast<uint64_t>(right);
+}
 
 bool has_ended(const exchange::ProcessEntry& entry) {
   return entry.state == static_cast<uint32_t>(ProcessState::kEnded);

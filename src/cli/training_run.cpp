@@ -112,9 +112,9 @@ report::ProgressState progress_state(const LoggedStep& logged, uint64_t last_ste
 
 std::string worker_path() {
   const char* other = std::getenv("LOCKSTEP_WORKER");
-  const std::string path = other != nullptr
-                               ? std::string(other)
-                               : (fs::path(own_path()).parent_path() / "lockstep_worker").string();
+  std::string path = other != nullptr
+                         ? std::string(other)
+                         : (fs::path(own_path()).parent_path() / "lockstep_worker").string();
   if (::access(path.c_str(), X_OK) != 0) {
     throw Error(
         ErrorCode::kEnvironment,
