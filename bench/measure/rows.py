@@ -103,8 +103,10 @@ def evaluate(row, sides):
     if row.limit is None:
         result["verdict"] = "no limit"
     elif not row.is_ratio or result["ratios"]:
-        found = statistics.median(result["ratios"]) if row.is_ratio else typical(ours)
-        result["verdict"] = "reached" if found <= row.limit else "missed"
+        found = (result["ratios"] if row.is_ratio else [run["median"] for run in ours["runs"]])
+        result["verdict"] = ("missed" if statistics.median(found) > row.limit else
+                             "reached" if max(found) <= row.limit else
+                             "reached in the median, not in every round")
     return result
 
 
