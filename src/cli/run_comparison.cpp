@@ -1,7 +1,6 @@
 #include "src/cli/run_comparison.h"
 
 #include <algorithm>
-#include <bit>
 #include <sstream>
 
 #include <fmt/format.h>
@@ -16,13 +15,10 @@ namespace {
 
 using nlohmann::ordered_json;
 using report::json_number;
+using report::same_bits;
 using report::StepMetrics;
 
 constexpr size_t kMostFieldsListed = 6;
-
-bool same_bits(double left, double right) {
-  return std::bit_cast<uint64_t>(left) == std::bit_cast<uint64_t>(right);
-}
 
 std::optional<StepDifference> step_difference(const StepMetrics& left, const StepMetrics& right) {
   const auto numbers = [&](const char* what, double a, double b) -> std::optional<StepDifference> {

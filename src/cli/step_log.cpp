@@ -1,7 +1,6 @@
 #include "src/cli/step_log.h"
 
 #include <algorithm>
-#include <bit>
 
 #include <fmt/format.h>
 
@@ -14,10 +13,7 @@ namespace {
 using exchange::ProcessState;
 using exchange::StepReport;
 using report::json_number;
-
-bool same_bits(double left, double right) {
-  return std::bit_cast<uint64_t>(left) == std::bit_cast<uint64_t>(right);
-}
+using report::same_bits;
 
 bool has_ended(const exchange::ProcessEntry& entry) {
   return entry.state == static_cast<uint32_t>(ProcessState::kEnded);

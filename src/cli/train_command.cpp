@@ -160,9 +160,7 @@ void print_failure(const TrainOptions& options, const TrainingOutcome& outcome, 
                              outcome.step_count == 1 ? "step is" : "steps are",
                              shown(options.out)));
   }
-  std::string report = outcome.problem;
-  if (report.empty()) report = launch::failure_report(outcome.launch);
-  console.warn("lockstep: " + report);
+  console.warn("lockstep: " + outcome.failure());
 }
 
 }  // namespace

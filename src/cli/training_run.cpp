@@ -142,6 +142,10 @@ std::string program_name() {
   return relative.has_parent_path() ? relative.string() : "./" + relative.string();
 }
 
+std::string TrainingOutcome::failure() const {
+  return problem.empty() ? launch::failure_report(launch) : problem;
+}
+
 int TrainingOutcome::exit_status() const {
   // A replica that was killed from outside is not missed once the whole result is there, also if
   // the others had ended before it died.

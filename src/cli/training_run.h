@@ -20,6 +20,7 @@ struct TrainingOutcome {
   double tokens_per_second = 0;
   std::string problem;  // found by the launcher; else empty
   int exit_status() const;
+  std::string failure() const;  // what to print last; REQUIRES: exit_status() is not 0
 };
 
 /// Starts the replicas, writes the files of the run to options.out (metrics.jsonl, timings.jsonl,

@@ -167,11 +167,9 @@ Row train_row(const TrainRequest& request, const std::string& folder, Console& c
   training.options.out = out.path;
   const TrainingOutcome outcome = run_training(training, console);
   if (outcome.exit_status() != kSuccess) {
-    const std::string report =
-        outcome.problem.empty() ? launch::failure_report(outcome.launch) : outcome.problem;
     console.warn(fmt::format(
         "lockstep: verify: the run by {} {} in {} failed\nlockstep: {}", training.options.replicas,
-        training.options.replicas == 1 ? "replica" : "replicas", folder, report));
+        training.options.replicas == 1 ? "replica" : "replicas", folder, outcome.failure()));
     throw Failed(outcome.exit_status());
   }
   return {training.options.replicas, training.options.global_batch, folder, outcome.last,

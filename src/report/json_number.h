@@ -1,5 +1,7 @@
 #pragma once
 
+#include <bit>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -7,6 +9,11 @@
 // Doubles in JSON, the same in every locale.
 
 namespace lockstep::report {
+
+/// True also for equal NaNs, and false for 0.0 and -0.0.
+inline bool same_bits(double left, double right) {
+  return std::bit_cast<uint64_t>(left) == std::bit_cast<uint64_t>(right);
+}
 
 /// The shortest text that reads back as the same double, -0.0 included. JSON has no NaN and no
 /// infinity: these become the strings "NaN", "Infinity", "-Infinity" (with their quotes), whatever
