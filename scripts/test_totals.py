@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Sums up one run of ctest: test_totals.py NAME JUNIT_FILE.
 
-Prints one line of totals, the slowest tests and what was skipped. Exit status 1 when a test failed or
+Prints one line of totals, the slowest tests, the last lines of failed ones and what was skipped. Exit status 1 when a test failed or
 was skipped without a reason of the list below: a test that silently does not run proves nothing.
 """
 
@@ -9,6 +9,7 @@ import sys
 import xml.etree.ElementTree as xml
 
 ALLOWED_REASONS = ("no GPU",)
+FAILURE_LINES = 30  # of a failed test's output, once more at the end where they are found
 
 
 def skip_reason(case):
@@ -41,6 +42,9 @@ def main():
           + ", ".join(f"{case.get('name')} {float(case.get('time') or 0):.1f} s" for case in slowest))
     for case in by_status["fail"]:
         print(f"  failed: {case.get('name')}")
+        lines = (case.findtext("system-out") or "").splitlines()
+        for line in lines[-FAILURE_LINES:]:
+            print(f"  | {line[:300]}")
     for case in skipped:
         verdict = "not on the list of allowed reasons" if case in unexplained else "allowed"
         print(f"  not run: {case.get('name')}: {skip_reason(case) or 'no reason given'} ({verdict})")

@@ -295,11 +295,15 @@ TEST(LauncherEnd, SharedMemoryHasNoNameThatCouldBeLeftBehind) {
 
 #ifndef LOCKSTEP_SANITIZED  // a sanitizer's own checks need a descriptor when none is left
 TEST(LauncherEnd, StartThatFailsHalfwayLeavesNothing) {
-  const auto command = probe_launch({"-n", "20"}, {"register", "child", "sleep"});
-  Program program({"sh", "-c", "ulimit -n 60; exec " + shell_quote(command)});
-  EXPECT_EQ(program.wait(), 1);
-  EXPECT_THAT(program.error_output(), HasSubstr("ulimit"));
-  EXPECT_THAT(living_descendants(), IsEmpty());
+  // A replica takes several descriptors, each in its own call: one limit for each of them to fail.
+  for (int limit = 50; limit < 60; ++limit) {
+    const auto command = probe_launch({"-n", "20"}, {"register", "child", "sleep"});
+    Program program(
+        {"sh", "-c", "ulimit -n " + std::to_string(limit) + "; exec " + shell_quote(command)});
+    EXPECT_EQ(program.wait(), 1) << limit;
+    EXPECT_THAT(program.error_output(), HasSubstr("ulimit -Hn")) << limit;
+    EXPECT_THAT(living_descendants(), IsEmpty()) << limit;
+  }
 }
 #endif
 

@@ -139,6 +139,7 @@ SpawnedProcess spawn(const SpawnRequest& request) {
     const int reason = errno;
     ::kill(process.pid, SIGKILL);
     ::waitpid(process.pid, nullptr, 0);
+    if (reason == EMFILE || reason == ENFILE) throw_no_descriptor("a process descriptor", reason);
     throw Error(ErrorCode::kEnvironment,
                 fmt::format("cannot watch a process (pidfd_open, Linux 5.4 or "
                             "newer is needed): {}",

@@ -75,8 +75,8 @@ class Reader {
     value = *number == 0 ? 0 : *number;  // no -0
   }
 
-  template <size_t kCount>
-  size_t choice(const char* name, const std::array<std::string_view, kCount>& choices,
+  template <size_t Count>
+  size_t choice(const char* name, const std::array<std::string_view, Count>& choices,
                 size_t value) const {
     if (!words_.has(name)) return value;
     const std::string& text = words_.last(name);
