@@ -76,16 +76,29 @@ bool Event::spin(uint32_t seen) const {
   return false;
 }
 
-void Event::wait(uint32_t seen, uint32_t timeout_ms, const std::function<bool()>& ready) {
-  if (value() != seen || spin(seen)) return;
+bool Event::wait(uint32_t seen, uint32_t timeout_ms, const std::function<bool()>& ready) {
+  if (value() != seen || spin(seen)) return false;
   auto& flags = words_->sleepers[rank_ / 64];
   const uint64_t flag = uint64_t{1} << (rank_ % 64);
   flags.fetch_or(flag, std::memory_order_seq_cst);
   full_fence();
-  if (words_->value.load(std::memory_order_seq_cst) == seen && !(ready && ready())) {
-    futex_wait(words_->value, seen, timeout_ms);
+  bool is_ready = false;
+  if (words_->value.load(std::memory_order_seq_cst) == seen) {
+    is_ready = ready && ready();
+    if (!is_ready) futex_wait(words_->value, seen, timeout_ms);
   }
   flags.fetch_and(~flag, std::memory_order_seq_cst);
+  return is_ready;
+}
+
+void Event::wait_until(const std::function<bool()>& ready, uint32_t slice_ms,
+                       const std::function<void()>& on_false) {
+  for (;;) {
+    const uint32_t seen = value();
+    if (ready()) return;
+    on_false();
+    if (wait(seen, slice_ms, ready)) return;
+  }
 }
 
 void pause_cpu() {

@@ -33,8 +33,14 @@ class Event {
   void notify_sleepers();
 
   /// Returns when the value is no longer `seen` or `ready` is true, after `timeout_ms` at the
-  /// latest. Callers look again at what they wait for in any case.
-  void wait(uint32_t seen, uint32_t timeout_ms, const std::function<bool()>& ready = {});
+  /// latest. True: `ready` said so. False: look again at what you wait for.
+  bool wait(uint32_t seen, uint32_t timeout_ms, const std::function<bool()>& ready = {});
+
+  /// Asks `ready` after every change, and every `slice_ms`, until it says true; never once more,
+  /// since it may be a claim that succeeds only once. `on_false` is called after each false, and
+  /// may throw to end the wait.
+  void wait_until(const std::function<bool()>& ready, uint32_t slice_ms,
+                  const std::function<void()>& on_false);
 
  private:
   bool spin(uint32_t seen) const;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <csignal>
 #include <functional>
+#include <stdexcept>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -194,6 +195,20 @@ TEST_F(EventTest, AKilledSleeperLeavesItsFlagUntilItIsCleared) {
   clear_sleeper(words(), 70);
   EXPECT_FALSE(may_sleep(70));
   EXPECT_TRUE(may_sleep(64));
+}
+
+// A claim succeeds once: asked again, whoever has it would wait for itself.
+TEST_F(EventTest, WaitUntilNeverAsksAgainAfterATrue) {
+  Event event(&words(), 0, 0);
+  for (const int first_true : {1, 2, 3}) {
+    int asked = 0;
+    const auto claim = [&] { return ++asked == first_true; };
+    const auto give_up = [&] {
+      if (asked > first_true) throw std::runtime_error("asked again");
+    };
+    EXPECT_NO_THROW(event.wait_until(claim, 1, give_up)) << first_true;
+    EXPECT_EQ(asked, first_true);
+  }
 }
 
 }  // namespace

@@ -202,26 +202,24 @@ exchange::Descriptor GroupState::arena(uint32_t index, uint64_t size_bytes,
 void GroupState::wait(const char* what, const std::function<bool()>& ready,
                       const std::function<std::vector<uint32_t>()>& awaited) {
   const auto started = Clock::now();
-  auto deadline = started + std::chrono::milliseconds(control_->timeout_ms);
-  for (;;) {
-    const uint32_t seen = event_->value();
-    if (ready()) return;
-    if (control_->timeout_ms != 0 && Clock::now() > deadline) {
-      const auto seconds =
-          std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - started).count();
-      const std::vector<uint32_t> ranks = awaited();
-      if (ranks.empty() || !link_) {
-        throw Error(ErrorCode::kPeer, "rank " + std::to_string(rank_) + " waited " +
-                                          std::to_string(seconds) + " s for " + what +
-                                          " and there is nobody to wait for");
-      }
-      for (uint32_t rank : ranks) {
-        link_->ask_to_kill(control_->seat[rank].load(), static_cast<uint64_t>(seconds));
-      }
-      deadline = Clock::now() + std::chrono::milliseconds(control_->timeout_ms);
+  const auto timeout = std::chrono::milliseconds(control_->timeout_ms);
+  auto deadline = started + timeout;
+  const auto look_at_clock = [&] {
+    if (control_->timeout_ms == 0 || Clock::now() <= deadline) return;
+    const auto seconds =
+        std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - started).count();
+    const std::vector<uint32_t> ranks = awaited();
+    if (ranks.empty() || !link_) {
+      throw Error(ErrorCode::kPeer, "rank " + std::to_string(rank_) + " waited " +
+                                        std::to_string(seconds) + " s for " + what +
+                                        " and there is nobody to wait for");
     }
-    event_->wait(seen, kWaitSliceMs, ready);
-  }
+    for (uint32_t rank : ranks) {
+      link_->ask_to_kill(control_->seat[rank].load(), static_cast<uint64_t>(seconds));
+    }
+    deadline = Clock::now() + timeout;
+  };
+  event_->wait_until(ready, kWaitSliceMs, look_at_clock);
 }
 
 }  // namespace lockstep::internal
