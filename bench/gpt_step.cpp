@@ -5,7 +5,6 @@
 // and the audit is made in them.
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -14,20 +13,20 @@
 #include <CLI/CLI.hpp>
 
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/_fused_adamw.h>
 
 #include <lockstep/lockstep.h>
 
+#include "bench/step_timing.h"
 #include "src/train/gpt.h"
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using lockstep::bench::Clock;
+using lockstep::bench::kUncountedSteps;
+using lockstep::bench::milliseconds_since;
 using lockstep::train::Gpt;
 
-constexpr int64_t kUncountedSteps = 2;
 constexpr double kLearningRate = 3e-4;
-constexpr double kWeightDecay = 0.01;
 
 struct Work {
   bool plain = false;
@@ -71,50 +70,11 @@ torch::Tensor loss_sum(Gpt& model, const torch::Tensor& tokens, bool bf16) {
   return loss;
 }
 
-double milliseconds_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
-
-void print_times(std::vector<double> milliseconds) {
-  milliseconds.erase(milliseconds.begin(), milliseconds.begin() + kUncountedSteps);
-  std::sort(milliseconds.begin(), milliseconds.end());
-  std::printf("step median %.3f ms min %.3f ms\n", milliseconds[milliseconds.size() / 2],
-              milliseconds.front());
-}
-
-// What torch.optim.AdamW(fused=True) does, for a program in C++ without lockstep.
-class PlainAdamW {
- public:
-  explicit PlainAdamW(std::vector<torch::Tensor> parameters) : parameters_(std::move(parameters)) {
-    for (const auto& parameter : parameters_) {
-      averages_.push_back(torch::zeros_like(parameter));
-      squares_.push_back(torch::zeros_like(parameter));
-      steps_.push_back(torch::zeros({}));
-    }
-  }
-
-  void step_and_clear_gradients() {
-    const torch::NoGradGuard no_grad;
-    std::vector<torch::Tensor> gradients;
-    for (const auto& parameter : parameters_) gradients.push_back(parameter.grad());
-    for (auto& step : steps_) step.add_(1);
-    at::_fused_adamw_(parameters_, gradients, averages_, squares_, {}, steps_, kLearningRate, 0.9,
-                      0.999, kWeightDecay, 1e-8, /*amsgrad=*/false, /*maximize=*/false);
-    for (const auto& parameter : parameters_) parameter.mutable_grad() = torch::Tensor();
-  }
-
- private:
-  std::vector<torch::Tensor> parameters_;
-  std::vector<torch::Tensor> averages_;  // [parameter], of the gradient
-  std::vector<torch::Tensor> squares_;   // [parameter], of the gradient's square
-  std::vector<torch::Tensor> steps_;     // [parameter], scalars
-};
-
 void run_plain(const Work& work) {
   torch::set_num_threads(1);
   torch::manual_seed(1);
   Gpt model(work.sizes);
-  PlainAdamW optimizer(model->parameters());
+  lockstep::bench::PlainAdamW optimizer(model->parameters(), kLearningRate);
   const auto tokens = random_tokens(work);
   const auto count = static_cast<double>(work.batch * work.sizes.context);
   std::vector<double> times;
@@ -130,7 +90,7 @@ void run_plain(const Work& work) {
     at::autocast::clear_cache();
     times.push_back(milliseconds_since(start));
   }
-  print_times(std::move(times));
+  lockstep::bench::print_times(std::move(times));
 }
 
 void run_lockstep(const Work& work) {
@@ -138,15 +98,15 @@ void run_lockstep(const Work& work) {
   torch::manual_seed(1);
   Gpt model(work.sizes);
   lockstep::DistributedDataParallel ddp(group, *model);
-  lockstep::AdamW optimizer(ddp,
-                            torch::optim::AdamWOptions(kLearningRate).weight_decay(kWeightDecay));
+  lockstep::AdamW optimizer(
+      ddp, torch::optim::AdamWOptions(kLearningRate).weight_decay(lockstep::bench::kWeightDecay));
   const auto tokens = random_tokens(work);
   const lockstep::Batches batches(static_cast<uint64_t>(work.steps * work.batch),
                                   {.global_batch = static_cast<uint64_t>(work.batch),
                                    .microbatch = static_cast<uint64_t>(work.microbatch),
                                    .shuffle = false});
   std::vector<double> times;
-  lockstep::StepTimings sum;
+  lockstep::bench::TimingSums sums;
   for (const auto& batch : batches) {
     const auto start = Clock::now();
     for (const auto& microbatch : ddp.microbatches(batch)) {
@@ -158,19 +118,12 @@ void run_lockstep(const Work& work) {
     const auto step = ddp.average();
     optimizer.step();
     times.push_back(milliseconds_since(start));
-    if (step.number <= kUncountedSteps) continue;
-    sum.compute += step.timings.compute;
-    sum.wait += step.timings.wait;
-    sum.reduce += step.timings.reduce;
-    sum.total += step.timings.total;
+    sums.add(step);
   }
   if (group.rank() != 0) return;
-  const double per_step = 1e3 / static_cast<double>(work.steps - kUncountedSteps);
-  std::printf("rank 0, mean ms: compute %.3f wait %.3f reduce %.3f, before the update %.3f\n",
-              sum.compute * per_step, sum.wait * per_step, sum.reduce * per_step,
-              sum.total * per_step);
+  sums.print();
   std::printf("parameter hash %s\n", ddp.parameter_hash().c_str());
-  print_times(std::move(times));
+  lockstep::bench::print_times(std::move(times));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)            # fmt::fmt-header-only
 find_package(CLI11 REQUIRED)          # CLI11::CLI11
+find_package(ZLIB REQUIRED)           # ZLIB::ZLIB
 find_package(nlohmann_json REQUIRED)  # nlohmann_json::nlohmann_json
 
 # Debian's xxHash has no CMake package. Headers only: its user defines XXH_INLINE_ALL before the

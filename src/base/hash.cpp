@@ -1,9 +1,11 @@
 #include "src/base/hash.h"
 
-#define XXH_INLINE_ALL
 #include <cstdio>
 
+#define XXH_INLINE_ALL
 #include <xxhash.h>
+
+#include "src/base/hash_update.h"
 
 namespace lockstep::base {
 
@@ -14,6 +16,17 @@ struct alignas(64) Hasher::State {
 namespace {
 
 Hash128 from_xxh(XXH128_hash_t value) { return {value.low64, value.high64}; }
+
+void update_plainly(void* state, const void* data, size_t size_bytes) {
+  XXH3_128bits_update(static_cast<XXH3_state_t*>(state), data, size_bytes);
+}
+
+HashUpdate choose_update() {
+#if defined(LOCKSTEP_HASH_AVX2)
+  if (__builtin_cpu_supports("avx2") != 0) return &hash_update_avx2;
+#endif
+  return &update_plainly;
+}
 
 }  // namespace
 
@@ -34,7 +47,8 @@ Hasher::~Hasher() = default;
 void Hasher::reset() { XXH3_128bits_reset(&state_->xxh); }
 
 void Hasher::update(const void* data, size_t size_bytes) {
-  XXH3_128bits_update(&state_->xxh, data, size_bytes);
+  static const HashUpdate chosen = choose_update();
+  chosen(&state_->xxh, data, size_bytes);
 }
 
 void Hasher::update_text(std::string_view text) {

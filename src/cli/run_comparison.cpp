@@ -40,6 +40,12 @@ std::optional<StepDifference> step_difference(const StepMetrics& left, const Ste
       return found;
     }
   }
+  for (const auto& [what, a, b] :
+       {std::tuple("accuracy", left.accuracy, right.accuracy),
+        std::tuple("validation_accuracy", left.validation_accuracy, right.validation_accuracy)}) {
+    if (!a || !b) continue;
+    if (auto found = numbers(what, *a, *b)) return found;
+  }
   if (auto found = numbers("drift", left.drift, right.drift)) return found;
   if (left.epoch == right.epoch) return std::nullopt;
   return StepDifference{left.step, "epoch", std::to_string(left.epoch),

@@ -94,6 +94,7 @@ void StepLog::take(uint32_t rank, const StepReport& report) {
       pending.report.state_hash = report.state_hash;
       pending.report.has_validation_loss = report.has_validation_loss;
       pending.report.validation_loss = report.validation_loss;
+      pending.report.validation_accuracy = report.validation_accuracy;
       pending.has_end = true;
     }
     return;
@@ -125,11 +126,13 @@ void StepLog::check_agreement(const Pending& pending, uint32_t rank, const StepR
     if (!same_bits(left, right)) note(what, json_number(left), json_number(right));
   };
   compare("loss", other.loss, report.loss);
+  compare("accuracy", other.accuracy, report.accuracy);
   compare("gradient norm", other.gradient_norm, report.gradient_norm);
   compare("learning rate", other.learning_rate, report.learning_rate);
   compare("drift", other.drift, report.drift);
   if (other.has_validation_loss != 0 && report.has_validation_loss != 0) {
     compare("validation loss", other.validation_loss, report.validation_loss);
+    compare("validation accuracy", other.validation_accuracy, report.validation_accuracy);
   }
   if (other.parameter_hash != report.parameter_hash) {
     note("parameters", base::to_hex(other.parameter_hash), base::to_hex(report.parameter_hash));
@@ -155,12 +158,16 @@ LoggedStep StepLog::write(const exchange::ControlBlock& control, uint64_t step,
   metrics.step = step;
   metrics.epoch = report.epoch;
   metrics.loss = report.loss;
+  if (report.has_accuracy != 0) metrics.accuracy = report.accuracy;
   metrics.gradient_norm = report.gradient_norm;
   metrics.learning_rate = report.learning_rate;
   metrics.parameter_hash = base::to_hex(report.parameter_hash);
   metrics.drift = report.drift;
   if (report.has_state_hash != 0) metrics.state_hash = base::to_hex(report.state_hash);
-  if (report.has_validation_loss != 0) metrics.validation_loss = report.validation_loss;
+  if (report.has_validation_loss != 0) {
+    metrics.validation_loss = report.validation_loss;
+    if (report.has_accuracy != 0) metrics.validation_accuracy = report.validation_accuracy;
+  }
   metrics_.append_line(report::metrics_line(metrics));
 
   report::StepTimings timings = pending.timings;

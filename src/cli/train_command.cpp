@@ -48,14 +48,28 @@ std::string plural(uint64_t count, const char* one) {
   return fmt::format("{} {}{}", count, one, count == 1 ? "" : "s");
 }
 
+std::string model_sizes(const TrainOptions& options) {
+  if (options.model == train::ModelKind::kGpt) {
+    const train::GptSizes& gpt = options.gpt;
+    return fmt::format("{}, {}, width {}, context {}, vocabulary {}", plural(gpt.layers, "layer"),
+                       plural(gpt.heads, "head"), gpt.width, gpt.context, gpt.vocabulary);
+  }
+  const train::MlpSizes& mlp = options.mlp;
+  std::string sizes = std::to_string(mlp.inputs);
+  for (uint32_t layer = 1; layer < std::min(mlp.layers, 4u); ++layer) {
+    sizes += fmt::format(" - {}", mlp.width);
+  }
+  if (mlp.layers > 4) sizes += " - ...";
+  return fmt::format("{}, {} - {}, {}", plural(mlp.layers, "linear layer"), sizes, mlp.outputs,
+                     train::word_of(mlp.task));
+}
+
 std::string model_line(const TrainOptions& options) {
-  const train::GptSizes& gpt = options.gpt;
-  return fmt::format(
-      "model        gpt, {} parameters: {}, {}, width {}, context {}, vocabulary {}{}; {}, {}",
-      report::format_rate(static_cast<double>(train::gpt_parameter_count(gpt))),
-      plural(gpt.layers, "layer"), plural(gpt.heads, "head"), gpt.width, gpt.context,
-      gpt.vocabulary, gpt.dropout > 0 ? fmt::format(", dropout {}", gpt.dropout) : "",
-      train::word_of(options.precision), train::word_of(options.optimizer));
+  const double dropout = options.gpt.dropout + options.mlp.dropout;  // the other one is 0
+  return fmt::format("model        {}, {} parameters: {}{}; {}, {}", train::word_of(options.model),
+                     report::format_rate(static_cast<double>(train::parameter_count(options))),
+                     model_sizes(options), dropout > 0 ? fmt::format(", dropout {}", dropout) : "",
+                     train::word_of(options.precision), train::word_of(options.optimizer));
 }
 
 // In quotes only where it holds something that would disturb the line.
@@ -131,12 +145,20 @@ void print_success(const train::PreparedTraining& training, const TrainingOutcom
                    Console& console) {
   const TrainOptions& options = training.options;
   const report::StepMetrics& last = outcome.last;
-  std::string loss = fmt::format("loss {:.4f}", last.loss);
-  if (last.validation_loss) loss += fmt::format(", on held-out data {:.4f}", *last.validation_loss);
-  console.print(fmt::format("done         {} {} in {}: {}; {} tokens/s", outcome.step_count,
-                            outcome.step_count == 1 ? "step" : "steps",
-                            base::format_duration(outcome.launch.seconds), loss,
-                            report::format_rate(outcome.tokens_per_second)));
+  const auto figures = [](double loss, const std::optional<double>& accuracy) {
+    const std::string text = fmt::format("{:.4f}", loss);
+    return accuracy ? fmt::format("{} (accuracy {:.2f} %)", text, 100 * *accuracy) : text;
+  };
+  std::string loss = "loss " + figures(last.loss, last.accuracy);
+  if (last.validation_loss) {
+    loss += ", on held-out data " + figures(*last.validation_loss, last.validation_accuracy);
+  }
+  const bool has_tokens = outcome.tokens_per_second > 0;
+  console.print(fmt::format(
+      "done         {} in {}: {}; {} {}/s", plural(outcome.step_count, "step"),
+      base::format_duration(outcome.launch.seconds), loss,
+      report::format_rate(has_tokens ? outcome.tokens_per_second : outcome.samples_per_second),
+      has_tokens ? "tokens" : "samples"));
   print_deaths(outcome, console);
   if (!options.averaging) {
     console.print(
@@ -174,7 +196,7 @@ int train_command(const std::vector<std::string>& arguments) {
   static_cast<void>(worker_path());  // throws where it is missing
   train::PreparedTraining training = train::prepare_training(request);
   const train::OutFolder out =
-      train::prepare_out_folder(training.options.out, training.options.model);
+      train::prepare_out_folder(training.options.out, train::word_of(training.options.model));
   training.options.out = out.path;
   const TrainOptions& options = training.options;
   Console console(*report::parse_progress_mode(options.progress));

@@ -163,10 +163,11 @@ TrainingOutcome run_training(const train::PreparedTraining& training, Console& c
                                  : std::min(options.stop_after, training.step_count);
   launch::LaunchOptions launch = launch_options(training);
   remove_leftovers(options.out);
-  StepLog log({.folder = options.out,
-               .last_step = last_step,
-               .tokens_per_sample = options.gpt.context,
-               .averaging = options.averaging});
+  StepLog log(
+      {.folder = options.out,
+       .last_step = last_step,
+       .tokens_per_sample = options.model == train::ModelKind::kGpt ? options.gpt.context : 0,
+       .averaging = options.averaging});
   ReplicaLines lines(console);
   launch.on_line = [&](const launch::OutputLine& line) { return lines.take(line); };
   launch.on_notice = [&](std::string_view sentence) {

@@ -16,7 +16,7 @@
 namespace lockstep::exchange {
 
 inline constexpr uint64_t kControlMagic = 0x6c6f636b73746570u;  // "lockstep"
-inline constexpr uint32_t kControlVersion = 1;
+inline constexpr uint32_t kControlVersion = 2;
 inline constexpr uint32_t kMaxReplicas = 256;     // of one group on one host
 inline constexpr uint32_t kMaxProcesses = 65535;  // ever started in one run: 16-bit incarnations
 inline constexpr uint32_t kNoProcess = 0;         // incarnations count from 1
@@ -54,8 +54,9 @@ struct StepReport {
   uint64_t samples;
   base::Hash128 parameter_hash;
   base::Hash128 state_hash;  // where has_state_hash
-  double validation_loss;    // where has_validation_loss
-  uint32_t has_state_hash, has_validation_loss;
+  double accuracy, validation_accuracy;  // where has_accuracy: right ones / count
+  double validation_loss;                // where has_validation_loss
+  uint32_t has_state_hash, has_validation_loss, has_accuracy;
   // Seconds that this replica spent; bytes it read and wrote for the exchange.
   double seconds, compute, wait, reduce, apply, hash;
   uint32_t microbatches, stolen;

@@ -10,9 +10,10 @@
 namespace lockstep::internal {
 namespace {
 
-// Elements per call of the kernel: parameter, gradient and two states of float32 are 512 KiB, which
-// stay in a second-level cache until the parameters are hashed.
-constexpr int64_t kChunk = 32 * 1024;
+// Elements per call of the kernel, each of which costs some 10 us of LibTorch's own: parameter,
+// gradient and two states of float32 are 1 MiB, most of which stays in a second-level cache until
+// the parameters are hashed.
+constexpr int64_t kChunk = 64 * 1024;
 
 }  // namespace
 
@@ -63,12 +64,11 @@ int64_t FusedUpdate::padded_end(const Entry& entry) const {
   return entry.flat_offset + (entry.numel + step - 1) / step * step;
 }
 
-// The gradient over the parameter's padded stretch. In place where .grad() still is the view of the
-// mean; else (user code put another tensor there, or half precision) a copy with zero padding.
-torch::Tensor FusedUpdate::gradient_of(const Entry& entry) const {
+// For a gradient that is not the mean in its place (user code put another tensor there, or half
+// precision): a copy with zero padding.
+torch::Tensor FusedUpdate::padded_gradient(const Entry& entry) const {
   const int64_t size = padded_end(entry) - entry.flat_offset;
   const torch::Tensor& gradient = entry.tensor.grad();
-  if (replica_->is_own_mean(entry, gradient)) return replica_->own_mean_stretch(entry, size);
   torch::Tensor copy = torch::zeros({size}, entry.tensor.options());
   copy.as_strided(entry.tensor.sizes(), entry.tensor.strides()).copy_(gradient);
   return copy;
@@ -77,6 +77,7 @@ torch::Tensor FusedUpdate::gradient_of(const Entry& entry) const {
 std::vector<Segment> FusedUpdate::segments(const std::function<Progress(const Entry&)>& progress) {
   std::vector<Segment> segments;
   for (size_t flat = 0; flat < by_place_.size(); ++flat) {
+    const size_t first = segments.size();
     bool last_in_place = false;
     for (const Entry* entry : by_place_[flat]) {
       const auto group = group_of_.find(entry->tensor.unsafeGetTensorImpl());
@@ -85,16 +86,22 @@ std::vector<Segment> FusedUpdate::segments(const std::function<Progress(const En
       const Progress now = progress(*entry);
       const bool in_place = replica_->is_own_mean(*entry, entry->tensor.grad());
       Segment* last = segments.empty() ? nullptr : &segments.back();
-      if (last != nullptr && in_place && last_in_place && last->flat == flat &&
-          last->end == entry->flat_offset && last->group == group->second &&
-          last->step == now.step && last->is_first == now.is_first) {
+      if (last != nullptr && in_place && last_in_place && last->end == entry->flat_offset &&
+          last->group == group->second && last->step == now.step &&
+          last->is_first == now.is_first) {
         last->end = padded_end(*entry);
-        last->gradient = replica_->own_mean_stretch_of(flat, last->begin, last->end - last->begin);
       } else {
-        segments.push_back({flat, entry->flat_offset, padded_end(*entry), gradient_of(*entry),
-                            group->second, now.step, now.is_first});
+        segments.push_back({flat, entry->flat_offset, padded_end(*entry),
+                            in_place ? torch::Tensor() : padded_gradient(*entry), group->second,
+                            now.step, now.is_first});
       }
       last_in_place = in_place;
+    }
+    for (size_t i = first; i < segments.size(); ++i) {
+      Segment& segment = segments[i];
+      if (segment.gradient.defined()) continue;
+      segment.gradient =
+          replica_->own_mean_stretch(flat, segment.begin, segment.end - segment.begin);
     }
   }
   return segments;
@@ -141,15 +148,19 @@ void FusedUpdate::run(const std::function<Progress(const Entry&)>& progress,
   replica_->mark_applied(hasher.digest());
 }
 
-torch::Tensor FusedUpdate::state_view(const Entry& entry, size_t which) const {
+// The state must be our view of the flat state; after load() it is a tensor of its own.
+void FusedUpdate::adopt(torch::Tensor& state, const Entry& entry, size_t which) const {
   const auto& flats = model().flats();
-  for (size_t flat = 0; flat < flats.size(); ++flat) {
-    if (flats[flat].scalar_type() != entry.tensor.scalar_type()) continue;
-    return states_[which][flat].as_strided(entry.tensor.sizes(), entry.tensor.strides(),
-                                           entry.flat_offset);
-  }
-  LOCKSTEP_CHECK(false, entry.name, which);
-  return {};
+  const auto flat = std::find_if(flats.begin(), flats.end(), [&](const auto& tensor) {
+    return tensor.scalar_type() == entry.tensor.scalar_type();
+  });
+  const torch::Tensor& all = states_[which][static_cast<size_t>(flat - flats.begin())];
+  const auto* place = static_cast<const std::byte*>(all.const_data_ptr()) +
+                      entry.flat_offset * static_cast<int64_t>(all.element_size());
+  if (state.defined() && state.const_data_ptr() == place) return;
+  const auto view = all.as_strided(entry.tensor.sizes(), entry.tensor.strides(), entry.flat_offset);
+  if (state.defined()) view.copy_(state);
+  state = view;
 }
 
 }  // namespace lockstep::internal

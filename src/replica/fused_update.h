@@ -53,8 +53,9 @@ class FusedUpdate {
            const std::function<void(const Segment&, torch::Tensor, torch::Tensor,
                                     const std::vector<torch::Tensor>&)>& kernel);
 
-  /// A view of flat state number `which` for the parameter, in its shape and strides.
-  torch::Tensor state_view(const Entry& entry, size_t which) const;
+  /// Makes `state` a view of flat state number `which` for the parameter, in its shape and strides;
+  /// with the values that it had, or zeros.
+  void adopt(torch::Tensor& state, const Entry& entry, size_t which) const;
 
   ReplicaImpl& replica() { return *replica_; }
   const FlatModel& model() const { return replica_->model(); }
@@ -63,7 +64,7 @@ class FusedUpdate {
 
  private:
   std::vector<Segment> segments(const std::function<Progress(const Entry&)>& progress);
-  torch::Tensor gradient_of(const Entry& entry) const;
+  torch::Tensor padded_gradient(const Entry& entry) const;
   int64_t padded_end(const Entry& entry) const;
 
   std::shared_ptr<ReplicaImpl> replica_;

@@ -42,13 +42,6 @@ void fused_sgd(torch::Tensor parameters, torch::Tensor gradients,
   momenta[0].copy_(momentum[0]);
 }
 
-// The state tensor must be our view of the flat state; after load() it is a tensor of its own.
-void adopt(torch::Tensor& state, const torch::Tensor& view) {
-  if (state.defined() && state.data_ptr() == view.data_ptr()) return;
-  if (state.defined()) view.copy_(state);
-  state = view;
-}
-
 }  // namespace
 
 // -- AdamW ----------------------------------------------------------------------------------------
@@ -83,9 +76,9 @@ torch::Tensor AdamW::step(LossClosure closure) {
     auto& slot = state_[entry.tensor.unsafeGetTensorImpl()];
     if (!slot) slot = std::make_unique<torch::optim::AdamWParamState>();
     auto& state = static_cast<torch::optim::AdamWParamState&>(*slot);
-    adopt(state.exp_avg(), update_->state_view(entry, 0));
-    adopt(state.exp_avg_sq(), update_->state_view(entry, 1));
-    if (update_->state_count() > 2) adopt(state.max_exp_avg_sq(), update_->state_view(entry, 2));
+    update_->adopt(state.exp_avg(), entry, 0);
+    update_->adopt(state.exp_avg_sq(), entry, 1);
+    if (update_->state_count() > 2) update_->adopt(state.max_exp_avg_sq(), entry, 2);
     state.step(state.step() + 1);
     return FusedUpdate::Progress{state.step(), false};
   };
@@ -142,8 +135,7 @@ torch::Tensor SGD::step(LossClosure closure) {
     auto& slot = state_[entry.tensor.unsafeGetTensorImpl()];
     const bool is_first = !slot;
     if (!slot) slot = std::make_unique<torch::optim::SGDParamState>();
-    adopt(static_cast<torch::optim::SGDParamState&>(*slot).momentum_buffer(),
-          update_->state_view(entry, 0));
+    update_->adopt(static_cast<torch::optim::SGDParamState&>(*slot).momentum_buffer(), entry, 0);
     return FusedUpdate::Progress{0, is_first};
   };
   update_->run(progress, [this](const Segment& segment, torch::Tensor parameters,

@@ -597,15 +597,9 @@ bool ReplicaImpl::is_own_mean(const Entry& entry, const torch::Tensor& gradient)
              plane + static_cast<uint64_t>(entry.offset) * entry.tensor.element_size();
 }
 
-torch::Tensor ReplicaImpl::own_mean_stretch(const Entry& entry, int64_t size) const {
-  std::byte* plane = arena_.own_mean() + model_.plane_offset_bytes(entry.plane);
-  return torch::from_blob(plane + static_cast<uint64_t>(entry.offset) * entry.tensor.element_size(),
-                          {size}, entry.tensor.options().requires_grad(false));
-}
-
 // float32 parameters come first in the float plane, float64 are alone in theirs: there a place in
 // the flat tensor and in the plane are the same.
-torch::Tensor ReplicaImpl::own_mean_stretch_of(size_t flat, int64_t begin, int64_t size) const {
+torch::Tensor ReplicaImpl::own_mean_stretch(size_t flat, int64_t begin, int64_t size) const {
   const torch::Tensor& tensor = model_.flats()[flat];
   std::byte* plane = arena_.own_mean() + model_.plane_offset_bytes(plane_of(tensor.scalar_type()));
   return torch::from_blob(plane + static_cast<uint64_t>(begin) * tensor.element_size(), {size},

@@ -54,10 +54,9 @@ class ReplicaImpl {
 
   /// Whether `gradient` is still this replica's view of the mean.
   bool is_own_mean(const Entry& entry, const torch::Tensor& gradient) const;
-  /// [size] elements of this replica's view of the mean, from the entry's place on.
-  torch::Tensor own_mean_stretch(const Entry& entry, int64_t size) const;
-  /// The same by place in a flat tensor of float32 or float64.
-  torch::Tensor own_mean_stretch_of(size_t flat, int64_t begin, int64_t size) const;
+  /// [size] elements of this replica's view of the mean, by place in a flat tensor of float32 or
+  /// float64.
+  torch::Tensor own_mean_stretch(size_t flat, int64_t begin, int64_t size) const;
 
   const FlatModel& model() const { return model_; }
   GroupState& group() { return *group_; }

@@ -167,15 +167,20 @@ std::vector<Record> read_lines(const std::string& path, TornLine torn,
 }  // namespace
 
 std::string metrics_line(const StepMetrics& metrics) {
+  const std::string accuracy =
+      metrics.accuracy ? ",\"accuracy\":" + json_number(*metrics.accuracy) : "";
   std::string line = fmt::format(
-      "{{\"step\":{},\"epoch\":{},\"loss\":{},\"gradient_norm\":{},\"learning_rate\":{},"
+      "{{\"step\":{},\"epoch\":{},\"loss\":{}{},\"gradient_norm\":{},\"learning_rate\":{},"
       "\"parameter_hash\":{},\"drift\":{}",
-      metrics.step, metrics.epoch, json_number(metrics.loss), json_number(metrics.gradient_norm),
-      json_number(metrics.learning_rate), quoted_hash(metrics.parameter_hash),
-      json_number(metrics.drift));
+      metrics.step, metrics.epoch, json_number(metrics.loss), accuracy,
+      json_number(metrics.gradient_norm), json_number(metrics.learning_rate),
+      quoted_hash(metrics.parameter_hash), json_number(metrics.drift));
   if (metrics.state_hash) line += ",\"state_hash\":" + quoted_hash(*metrics.state_hash);
   if (metrics.validation_loss) {
     line += ",\"validation_loss\":" + json_number(*metrics.validation_loss);
+  }
+  if (metrics.validation_accuracy) {
+    line += ",\"validation_accuracy\":" + json_number(*metrics.validation_accuracy);
   }
   return line + '}';
 }
@@ -201,12 +206,16 @@ StepMetrics parse_metrics_line(std::string_view line, const std::string& file,
   metrics.step = fields.whole("step");
   metrics.epoch = fields.whole("epoch");
   metrics.loss = fields.number("loss");
+  if (fields.has("accuracy")) metrics.accuracy = fields.number("accuracy");
   metrics.gradient_norm = fields.number("gradient_norm");
   metrics.learning_rate = fields.number("learning_rate");
   metrics.parameter_hash = fields.hash("parameter_hash");
   metrics.drift = fields.number("drift");
   if (fields.has("state_hash")) metrics.state_hash = fields.hash("state_hash");
   if (fields.has("validation_loss")) metrics.validation_loss = fields.number("validation_loss");
+  if (fields.has("validation_accuracy")) {
+    metrics.validation_accuracy = fields.number("validation_accuracy");
+  }
   fields.nothing_else();
   return metrics;
 }

@@ -18,12 +18,14 @@ struct StepMetrics {
   uint64_t step = 0;
   uint64_t epoch = 0;
   double loss = 0;
+  std::optional<double> accuracy;  // of models with classes: 0 to 1
   double gradient_norm = 0;
   double learning_rate = 0;
   std::string parameter_hash;  // 32 lower-case hexadecimal digits
   double drift = 0;
   std::optional<std::string> state_hash;  // likewise
   std::optional<double> validation_loss;
+  std::optional<double> validation_accuracy;
 };
 
 /// Everything else about a step, one line of timings.jsonl. In the file `seconds` is the key

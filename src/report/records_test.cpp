@@ -25,12 +25,14 @@ StepMetrics sample_metrics() {
   return {.step = 12,
           .epoch = 1,
           .loss = 3.25,
+          .accuracy = {},
           .gradient_norm = 1.0 / 3,
           .learning_rate = 3e-4,
           .parameter_hash = kHash,
           .drift = 0,
           .state_hash = {},
-          .validation_loss = {}};
+          .validation_loss = {},
+          .validation_accuracy = {}};
 }
 
 StepTimings sample_timings() {

@@ -22,7 +22,7 @@
 #include "src/base/file.h"
 #include "src/exchange/control.h"
 #include "src/train/recipe.h"
-#include "src/train/token_data.h"
+#include "src/train/training_data.h"
 
 namespace lockstep::train {
 namespace {
@@ -40,50 +40,23 @@ uint64_t saturate(double bytes) {
   return bytes >= 9e18 ? uint64_t{1} << 63 : static_cast<uint64_t>(bytes);
 }
 
-// What autograd keeps of one microbatch: about 16 numbers of the width per token and layer (inputs
-// of norms, linear layers, GELU, attention), and the logits with their softmax and gradient.
+// What autograd keeps of one microbatch. GPT: about 16 numbers of the width per token and layer
+// (inputs of norms, linear layers, GELU, attention), and the logits with their softmax and
+// gradient.
+double gpt_activation_count(const GptSizes& gpt) {
+  return gpt.context * (16.0 * gpt.width * gpt.layers + 3.0 * gpt.vocabulary);
+}
+
+// Of one row: the inputs, each hidden layer before and after its ReLU, the outputs as above.
+double mlp_activation_count(const MlpSizes& mlp) {
+  return mlp.inputs + 2.0 * mlp.width * (mlp.layers - 1) + 3.0 * mlp.outputs;
+}
+
 uint64_t activation_bytes(const TrainOptions& options) {
-  const GptSizes& gpt = options.gpt;
-  const double tokens =
-      static_cast<double>(std::min(options.microbatch, options.global_batch)) * gpt.context;
-  const double per_token = 16.0 * gpt.width * gpt.layers + 3.0 * gpt.vocabulary;
-  return saturate(4 * tokens * per_token);
-}
-
-TokenSplit load_data(TrainRequest& request) {
-  TrainOptions& options = request.options;
-  TokenDataOptions data;
-  data.paths = options.data;
-  data.context = options.gpt.context;
-  data.validation_path = options.validation_path;
-  data.validation_fraction = options.validation_fraction;
-  data.vocabulary = request.has_vocabulary ? options.gpt.vocabulary : 0;
-  TokenSplit split = load_token_data(data);
-  if (request.has_vocabulary) return split;
-  uint64_t needed = split.training.vocabulary_needed();
-  if (split.validation) needed = std::max(needed, split.validation->vocabulary_needed());
-  const uint64_t rounded = (needed + 63) / 64 * 64;
-  if (rounded > INT32_MAX) {
-    throw Error(
-        ErrorCode::kInput,
-        fmt::format("the data in {} hold the token {}: a vocabulary of at most {} is possible. "
-                    "Is it a file of another format?",
-                    quote_path(options.data.front()), needed - 1, INT32_MAX));
-  }
-  const bool is_text = split.training.token_bytes() == 1;
-  options.gpt.vocabulary = is_text ? 256 : static_cast<uint32_t>(rounded);
-  request.has_vocabulary = true;
-  return split;
-}
-
-std::string data_summary(const TokenSplit& split) {
-  std::string text = fmt::format(
-      "{}; {}", split.training.summary(),
-      plural(split.training.sequence_count(), "sequence", "sequences") + " to train on");
-  if (split.validation) {
-    text += fmt::format(", {} held out", split.validation->sequence_count());
-  }
-  return text;
+  const auto samples = static_cast<double>(std::min(options.microbatch, options.global_batch));
+  const double per_sample = options.model == ModelKind::kGpt ? gpt_activation_count(options.gpt)
+                                                             : mlp_activation_count(options.mlp);
+  return saturate(4 * samples * per_sample);
 }
 
 // As many as leave none without a core, without work, or without memory.
@@ -146,14 +119,14 @@ void warn_about_cores(const TrainOptions& options, const base::CpuBudget& cpu,
       threads, plural(cpu.usable_cores, "core", "cores"), cpu.reason));
 }
 
-void warn_about_length(const PreparedTraining& training, uint64_t sequences,
+void warn_about_length(const PreparedTraining& training, uint64_t samples,
                        std::vector<std::string>& warnings) {
   const TrainOptions& options = training.options;
-  if (options.global_batch > sequences) {
+  if (options.global_batch > samples) {
     warnings.push_back(
         fmt::format("the global batch of {} is larger than the data: every step takes "
                     "all {}, none twice",
-                    options.global_batch, plural(sequences, "sequence", "sequences")));
+                    options.global_batch, plural(samples, "sample", "samples")));
   }
   if (options.warmup >= training.step_count && options.warmup > 0) {
     warnings.push_back(fmt::format("--warmup {} does not end within the {}", options.warmup,
@@ -223,7 +196,7 @@ exchange::Descriptor lock_folder(const std::string& folder) {
 
 MemoryNeed memory_need(const TrainOptions& options, uint32_t replicas) {
   MemoryNeed need;
-  need.parameters = gpt_parameter_count(options.gpt);
+  need.parameters = parameter_count(options);
   need.state_per_replica = 16 * need.parameters;
   // Of K/N microbatches in order, one partial a level of the tree waits for its sibling.
   const uint64_t run = (microbatch_count(options) - 1) / replicas + 1;
@@ -236,7 +209,7 @@ MemoryNeed memory_need(const TrainOptions& options, uint32_t replicas) {
 
 PreparedTraining prepare_training(TrainRequest request, const std::string& root) {
   PreparedTraining training;
-  const TokenSplit data = load_data(request);
+  const TrainingData data = load_training_data(request);
   training.cpu = base::cpu_budget(root);
   const base::MemoryBudget memory = base::memory_budget(root);
   if (!request.has_replicas) choose_replicas(request, training.cpu, memory);
@@ -247,30 +220,31 @@ PreparedTraining prepare_training(TrainRequest request, const std::string& root)
     options.seed = choose_seed();
     options.seed_was_chosen = true;
   }
-  const uint64_t sequences = data.training.sequence_count();
-  const Batches batches(sequences, {.global_batch = options.global_batch,
-                                    .microbatch = options.microbatch,
-                                    .epochs = options.epochs,
-                                    .steps = options.steps,
-                                    .seed = options.seed});
+  const uint64_t samples = sample_count(data);
+  const Batches batches(samples, {.global_batch = options.global_batch,
+                                  .microbatch = options.microbatch,
+                                  .epochs = options.epochs,
+                                  .steps = options.steps,
+                                  .seed = options.seed});
   training.step_count = batches.step_count();
   training.steps_per_epoch = batches.steps_per_epoch();
   if (!request.has_length) training.length_note = "the default; --steps or --epochs say otherwise";
   training.memory = memory_need(options, options.replicas);
+  training.memory.data_per_replica = memory_bytes(data);
   check_memory(options, training.memory, memory, training.warnings);
   training.options = options;
   warn_about_cores(options, training.cpu, training.warnings);
-  warn_about_length(training, sequences, training.warnings);
+  warn_about_length(training, samples, training.warnings);
   warn_about_drills(options, training.step_count, training.warnings);
-  training.data_summary = data_summary(data);
+  training.data_summary = summary(data);
   training.recipe = recipe_json(options, data);
   return training;
 }
 
-OutFolder prepare_out_folder(const std::string& out, const std::string& model) {
+OutFolder prepare_out_folder(const std::string& out, std::string_view what) {
   if (out.empty()) {
     const std::string name =
-        fmt::format("runs/{}-{:%Y%m%d-%H%M%S}", model, fmt::localtime(std::time(nullptr)));
+        fmt::format("runs/{}-{:%Y%m%d-%H%M%S}", what, fmt::localtime(std::time(nullptr)));
     std::string path = name;
     for (int i = 2; !try_make_folder(path); ++i) path = fmt::format("{}-{}", name, i);
     check_writable(path);

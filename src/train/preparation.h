@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "src/base/system.h"
@@ -19,10 +20,12 @@ struct MemoryNeed {
   uint64_t slots_per_replica = 0;    // gradients of microbatches on their way
   uint64_t activations = 0;          // of one microbatch; an estimate
   uint64_t program_per_replica = 0;  // LibTorch itself; an estimate
+  uint64_t data_per_replica = 0;     // where the data are not mapped from their files
   uint64_t shared = 0;               // the averaged gradient
 
   uint64_t per_replica() const {
-    return state_per_replica + slots_per_replica + activations + program_per_replica;
+    return state_per_replica + slots_per_replica + activations + program_per_replica +
+           data_per_replica;
   }
 };
 
@@ -52,7 +55,7 @@ struct OutFolder {
 };
 
 /// Makes the folder and sees that it can be written to and holds no other run. Empty `out`: makes
-/// runs/MODEL-DATE-TIME, a new one. Throws Error(kUsage), Error(kInput).
-OutFolder prepare_out_folder(const std::string& out, const std::string& model);
+/// runs/WHAT-DATE-TIME, a new one. Throws Error(kUsage), Error(kInput).
+OutFolder prepare_out_folder(const std::string& out, std::string_view what);
 
 }  // namespace lockstep::train

@@ -21,22 +21,47 @@ constexpr int kFormatVersion = 1;
 constexpr std::array<std::string_view, 5> kKernelVariables = {"MKL_", "ONEDNN_", "DNNL_", "ATEN_",
                                                               "OMP_"};
 
-ordered_json model_json(const TrainOptions& options) {
-  const GptSizes& gpt = options.gpt;
-  return {{"kind", options.model},  {"layers", gpt.layers},
-          {"heads", gpt.heads},     {"width", gpt.width},
-          {"context", gpt.context}, {"vocabulary", gpt.vocabulary},
-          {"dropout", gpt.dropout}, {"parameters", gpt_parameter_count(gpt)}};
+ordered_json gpt_json(const GptSizes& gpt) {
+  return {{"kind", word_of(ModelKind::kGpt)},
+          {"layers", gpt.layers},
+          {"heads", gpt.heads},
+          {"width", gpt.width},
+          {"context", gpt.context},
+          {"vocabulary", gpt.vocabulary},
+          {"dropout", gpt.dropout},
+          {"parameters", gpt_parameter_count(gpt)}};
 }
 
-ordered_json data_json(const TokenData& data) {
+ordered_json mlp_json(const MlpSizes& mlp) {
+  ordered_json json = {{"kind", word_of(ModelKind::kMlp)},
+                       {"task", word_of(mlp.task)},
+                       {"layers", mlp.layers},
+                       {"inputs", mlp.inputs},
+                       {"outputs", mlp.outputs},
+                       {"parameters", mlp_parameter_count(mlp)}};
+  if (mlp.layers > 1) json.update({{"width", mlp.width}, {"dropout", mlp.dropout}});
+  return json;
+}
+
+template <typename Data>
+std::string content_hash(const Data& data) {
   base::Hasher hasher;
   data.walk_bytes(
       [&](std::span<const uint8_t> bytes) { hasher.update(bytes.data(), bytes.size()); });
-  return {{"content_hash", base::to_hex(hasher.digest())},
+  return base::to_hex(hasher.digest());
+}
+
+ordered_json data_json(const TokenData& data) {
+  return {{"content_hash", content_hash(data)},
           {"tokens", data.tokens()},
           {"token_bytes", data.token_bytes()},
           {"sequences", data.sequence_count()}};
+}
+
+ordered_json data_json(const RowData& data) {
+  return {{"content_hash", content_hash(data)},
+          {"rows", data.row_count()},
+          {"inputs", data.input_count()}};
 }
 
 ordered_json optimizer_json(const TrainOptions& options) {
@@ -55,7 +80,8 @@ ordered_json schedule_json(const TrainOptions& options) {
           {"decay", word_of(options.decay)}};
 }
 
-ordered_json evaluation_json(const TrainOptions& options, const TokenSplit& data) {
+template <typename Split>
+ordered_json evaluation_json(const TrainOptions& options, const Split& data) {
   if (!data.validation) return nullptr;
   ordered_json evaluation = data_json(*data.validation);
   evaluation["microbatch"] = options.evaluation_microbatch;
@@ -82,11 +108,16 @@ ordered_json environment_json(const TrainOptions& options) {
 
 std::string torch_version() { return LOCKSTEP_TORCH_VERSION; }
 
-std::string recipe_json(const TrainOptions& options, const TokenSplit& data) {
+std::string recipe_json(const TrainOptions& options, const TrainingData& data) {
+  const bool is_gpt = options.model == ModelKind::kGpt;
+  const auto visit = [&](const auto& split) {
+    return std::pair(data_json(split.training), evaluation_json(options, split));
+  };
+  const auto [training, validation] = std::visit(visit, data);
   const ordered_json recipe = {{"format_version", kFormatVersion},
-                               {"model", model_json(options)},
-                               {"data", data_json(data.training)},
-                               {"validation", evaluation_json(options, data)},
+                               {"model", is_gpt ? gpt_json(options.gpt) : mlp_json(options.mlp)},
+                               {"data", training},
+                               {"validation", validation},
                                {"seed", options.seed},
                                {"global_batch", options.global_batch},
                                {"microbatch", options.microbatch},

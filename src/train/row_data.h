@@ -17,8 +17,8 @@ namespace lockstep::train {
 enum class Task { kClassification, kRegression };
 
 struct RowDataOptions {
-  /// One of: a folder with MNIST's files (train-images-idx3-ubyte, train-labels-idx1-ubyte; plain or
-  /// .gz); an idx file of images (its labels are found beside it by name); an idx file of images
+  /// One of: a folder with MNIST's files (train-images-idx3-ubyte, train-labels-idx1-ubyte; plain
+  /// or .gz); an idx file of images (its labels are found beside it by name); an idx file of images
   /// and one of labels, in any order; CSV files with the same columns, joined in the order given.
   /// Idx and gzip files are known by their first bytes, CSV by being text.
   std::vector<std::string> paths;
@@ -57,12 +57,12 @@ class RowData {
   /// REQUIRES: regression. The number of the file, not scaled.
   float target_value(uint64_t index) const;
 
-  /// Hands over inputs (as in the file, before scaling) and targets of all rows in order: what a
-  /// hash of the content should cover, besides the sizes above.
+  /// Hands over the names of the classes, and inputs (as copy_inputs() gives them) and targets of
+  /// all rows in order: what a hash of the content should cover, besides the sizes above.
   void walk_bytes(const std::function<void(std::span<const uint8_t>)>& visit) const;
 
-  /// "60000 images of 28 x 28", "150 rows of 4 numbers (target 'species', 3 classes)": of the whole
-  /// table that these rows are from.
+  /// "60000 images of 28 x 28", "150 rows of 4 numbers, with header; target 'species': 3 classes":
+  /// of the whole table that these rows are from.
   const std::string& summary() const;
 
   /// Of the names of CSV classes, by class; of idx "0", "1", ...

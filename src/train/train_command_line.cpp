@@ -20,6 +20,8 @@ namespace {
 
 using base::quote_path;
 
+constexpr std::array<std::string_view, 2> kModels = {"gpt", "mlp"};
+constexpr std::array<std::string_view, 2> kTasks = {"classification", "regression"};
 constexpr std::array<std::string_view, 2> kOptimizers = {"adamw", "sgd"};
 constexpr std::array<std::string_view, 3> kDecays = {"none", "cosine", "linear"};
 constexpr std::array<std::string_view, 3> kScalings = {"none", "linear", "sqrt"};
@@ -92,6 +94,18 @@ class Reader {
   const OptionWords& words_;
 };
 
+// What is trained where nobody says otherwise.
+TrainOptions usual_options(ModelKind model) {
+  TrainOptions options;
+  options.model = model;
+  if (model == ModelKind::kGpt) return options;
+  options.global_batch = 64;
+  options.microbatch = 32;
+  options.evaluation_microbatch = 256;
+  options.base_learning_rate = 1e-3;
+  return options;
+}
+
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 void refuse_what_is_not_there(const OptionWords& words) {
@@ -102,19 +116,17 @@ void refuse_what_is_not_there(const OptionWords& words) {
   if (words.has("page")) {
     refuse("--page is not there yet: this version shows a run in the terminal only.");
   }
-  if (words.has("model") && words.last("model") != "gpt") {
-    const std::string& model = words.last("model");
-    if (model == "mlp" || model == "cnn") {
-      refuse(fmt::format("--model {} is not there yet: this version trains gpt only.", model));
-    }
-    refuse(fmt::format("--model {}: expected gpt.", quote_path(model)));
+  if (words.has("model") && words.last("model") == "cnn") {
+    refuse("--model cnn is not there yet: this version trains gpt and mlp.");
   }
 }
 
 void read_data(const OptionWords& words, TrainOptions& options) {
   options.data = words.all("data");
   if (options.data.empty()) {
-    refuse("--data is missing: which text files, folders of text or .bin token files to train on?");
+    refuse(
+        "--data is missing: which files to train on? Text, folders of text or .bin token files "
+        "for --model gpt; MNIST's idx files or CSV for --model mlp.");
   }
   if (!words.has("validation")) return;
   const std::string& text = words.last("validation");
@@ -131,7 +143,23 @@ void read_data(const OptionWords& words, TrainOptions& options) {
   }
 }
 
-void read_model(const OptionWords& words, const Reader& reader, TrainRequest& request) {
+// What a model has no use for is a mistake about the model.
+void refuse_options_of_another_model(const OptionWords& words, ModelKind model) {
+  const auto refuse_all = [&](std::initializer_list<const char*> names, ModelKind owner) {
+    for (const char* name : names) {
+      if (!words.has(name)) continue;
+      refuse(fmt::format("--{} belongs to --model {}; {} has none.", name, word_of(owner),
+                         word_of(model)));
+    }
+  };
+  if (model == ModelKind::kMlp) {
+    refuse_all({"heads", "context", "vocabulary", "sample"}, ModelKind::kGpt);
+  } else {
+    refuse_all({"target", "task"}, ModelKind::kMlp);
+  }
+}
+
+void read_gpt(const OptionWords& words, const Reader& reader, TrainRequest& request) {
   GptSizes& gpt = request.options.gpt;
   reader.whole("layers", {1, 10'000}, gpt.layers);
   reader.whole("heads", {1, 65'536}, gpt.heads);
@@ -146,8 +174,39 @@ void read_model(const OptionWords& words, const Reader& reader, TrainRequest& re
                     "Take a multiple of {} as width.",
                     gpt.heads, gpt.width, gpt.heads));
   }
-  if (gpt.dropout == 1) refuse("--dropout 1 drops everything: expected a number below 1.");
+}
+
+void read_mlp(const OptionWords& words, const Reader& reader, TrainRequest& request) {
   TrainOptions& options = request.options;
+  MlpSizes& mlp = options.mlp;
+  reader.whole("layers", {1, 10'000}, mlp.layers);
+  reader.whole("width", {1, 1 << 20}, mlp.width);
+  reader.real("dropout", 0, 1, mlp.dropout);
+  if (mlp.layers == 1 && words.has("width")) {
+    refuse("--width with --layers 1 has no effect: a single layer goes from inputs to outputs.");
+  }
+  if (mlp.layers == 1 && mlp.dropout > 0) {
+    refuse("--dropout with --layers 1 has no effect: there is nothing between two layers.");
+  }
+  if (words.has("target")) options.target = words.last("target");
+  if (words.has("target") && options.target.empty()) {
+    refuse("--target '': expected the name of a column, or its number from 1.");
+  }
+  request.has_task = words.has("task");
+  mlp.task = static_cast<Task>(reader.choice("task", kTasks, 0));
+}
+
+void read_model(const OptionWords& words, const Reader& reader, TrainRequest& request) {
+  TrainOptions& options = request.options;
+  refuse_options_of_another_model(words, options.model);
+  if (options.model == ModelKind::kGpt) {
+    read_gpt(words, reader, request);
+  } else {
+    read_mlp(words, reader, request);
+  }
+  if (options.gpt.dropout == 1 || options.mlp.dropout == 1) {
+    refuse("--dropout 1 drops everything: expected a number below 1.");
+  }
   options.precision = static_cast<Precision>(reader.choice("precision", kPrecisions, 0));
 }
 
@@ -303,21 +362,35 @@ class Writer {
   std::vector<std::string>& arguments_;
 };
 
-void write_model(const TrainOptions& options, Writer& writer) {
+void write_gpt(const TrainOptions& options, Writer& writer) {
   const GptSizes usual;
   const GptSizes& gpt = options.gpt;
-  writer.word("model", options.model, "gpt");
   writer.whole("layers", gpt.layers, usual.layers);
   writer.whole("heads", gpt.heads, usual.heads);
   writer.whole("width", gpt.width, usual.width);
   writer.whole("context", gpt.context, usual.context);
   writer.whole("vocabulary", gpt.vocabulary, usual.vocabulary);
   writer.real("dropout", gpt.dropout, usual.dropout);
+}
+
+void write_mlp(const TrainOptions& options, Writer& writer) {
+  const MlpSizes usual;
+  const MlpSizes& mlp = options.mlp;
+  writer.whole("layers", mlp.layers, usual.layers);
+  if (mlp.layers > 1) writer.whole("width", mlp.width, usual.width);
+  if (mlp.layers > 1) writer.real("dropout", mlp.dropout, usual.dropout);
+  writer.text("task", std::string(word_of(mlp.task)));
+  if (!options.target.empty()) writer.text("target", options.target);
+}
+
+void write_model(const TrainOptions& options, Writer& writer) {
+  writer.word("model", word_of(options.model), word_of(ModelKind::kGpt));
+  options.model == ModelKind::kGpt ? write_gpt(options, writer) : write_mlp(options, writer);
   writer.word("precision", word_of(options.precision), word_of(Precision::kFp32));
 }
 
 void write_training(const TrainOptions& options, Writer& writer) {
-  const TrainOptions usual;
+  const TrainOptions usual = usual_options(options.model);
   const bool is_sgd = options.optimizer == OptimizerKind::kSgd;
   if (options.steps != 0) writer.text("steps", std::to_string(options.steps));
   if (options.epochs != 0) writer.text("epochs", std::to_string(options.epochs));
@@ -340,14 +413,14 @@ void write_training(const TrainOptions& options, Writer& writer) {
 }
 
 void write_run(const TrainOptions& options, Writer& writer) {
-  const TrainOptions usual;
+  const TrainOptions usual = usual_options(options.model);
   writer.text("replicas", std::to_string(options.replicas));
   if (options.per_replica) {
     writer.text("per-replica", std::to_string(*options.per_replica));
     writer.text("accumulate", std::to_string(options.accumulate));
   }
   writer.whole("audit", options.audit, usual.audit);
-  writer.whole("sample", options.sample, usual.sample);
+  if (options.model == ModelKind::kGpt) writer.whole("sample", options.sample, usual.sample);
   for (const std::string& drill : options.kills) writer.text("kill", drill);
   writer.whole("bucket-bytes", options.bucket_bytes, usual.bucket_bytes);
   writer.whole("shuffle-claims", options.shuffle_claims, usual.shuffle_claims);
@@ -359,6 +432,8 @@ void write_run(const TrainOptions& options, Writer& writer) {
 
 }  // namespace
 
+std::string_view word_of(ModelKind kind) { return kModels[static_cast<size_t>(kind)]; }
+std::string_view word_of(Task task) { return kTasks[static_cast<size_t>(task)]; }
 std::string_view word_of(OptimizerKind kind) { return kOptimizers[static_cast<size_t>(kind)]; }
 std::string_view word_of(Decay decay) { return kDecays[static_cast<size_t>(decay)]; }
 std::string_view word_of(LearningRateScaling s) { return kScalings[static_cast<size_t>(s)]; }
@@ -371,6 +446,7 @@ TrainRequest parse_train_arguments(const std::vector<std::string>& arguments) {
   const Reader reader(words);
   TrainRequest request;
   refuse_what_is_not_there(words);
+  request.options = usual_options(static_cast<ModelKind>(reader.choice("model", kModels, 0)));
   read_data(words, request.options);
   read_model(words, reader, request);
   read_batch(words, reader, request);
@@ -384,10 +460,12 @@ TrainRequest parse_train_arguments(const std::vector<std::string>& arguments) {
 
 TrainOptions parse_worker_arguments(const std::vector<std::string>& arguments) {
   const TrainRequest request = parse_train_arguments(arguments);
-  if (!request.has_replicas || !request.has_seed || !request.has_out || !request.has_vocabulary) {
+  const bool knows_model =
+      request.options.model == ModelKind::kGpt ? request.has_vocabulary : request.has_task;
+  if (!request.has_replicas || !request.has_seed || !request.has_out || !knows_model) {
     refuse(
         "lockstep_worker is started by `lockstep train`, which decides --replicas, --seed, --out "
-        "and --vocabulary. Run `lockstep train` instead.");
+        "and --vocabulary or --task. Run `lockstep train` instead.");
   }
   return request.options;
 }
@@ -399,7 +477,7 @@ std::vector<std::string> train_arguments(const TrainOptions& options, ArgumentCh
   write_model(options, writer);
   writer.whole("threads", options.threads, 1);
   writer.text("global-batch", std::to_string(options.global_batch));
-  writer.whole("microbatch", options.microbatch, 1);
+  writer.whole("microbatch", options.microbatch, usual_options(options.model).microbatch);
   write_training(options, writer);
   if (options.validation_path) writer.text("validation", no_option(*options.validation_path));
   if (options.validation_fraction > 0) {
@@ -418,7 +496,8 @@ bool asks_for_help(const std::vector<std::string>& arguments) {
 
 std::string train_help() {
   return "usage: lockstep train --data PATH ... [options]\n\n"
-         "Trains a GPT by several replicas on this machine. The result is the same to the last "
+         "Trains a GPT or an MLP by several replicas on this machine. The result is the same to "
+         "the last "
          "bit\n"
          "for any number of replicas, also when some of them die on the way.\n" +
          option_help();

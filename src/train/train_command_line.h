@@ -32,6 +32,8 @@ bool asks_for_help(const std::vector<std::string>& arguments);
 std::string train_help();
 
 /// The words that the options of several values stand for, in the order of their enumerators.
+std::string_view word_of(ModelKind kind);
+std::string_view word_of(Task task);
 std::string_view word_of(OptimizerKind kind);
 std::string_view word_of(Decay decay);
 std::string_view word_of(LearningRateScaling scaling);

@@ -29,6 +29,26 @@ uint64_t gpt_parameter_count(const GptSizes& sizes) {
   return embeddings + sizes.layers * (norms + attention + feed_forward) + 2 * width + head;
 }
 
+uint64_t mlp_parameter_count(const MlpSizes& sizes) {
+  uint64_t count = 0;
+  uint64_t inputs = sizes.inputs;
+  for (uint32_t layer = 1; layer <= sizes.layers; ++layer) {
+    const uint64_t outputs = layer < sizes.layers ? sizes.width : sizes.outputs;
+    count += (inputs + 1) * outputs;
+    inputs = outputs;
+  }
+  return count;
+}
+
+uint64_t parameter_count(const TrainOptions& options) {
+  return options.model == ModelKind::kGpt ? gpt_parameter_count(options.gpt)
+                                          : mlp_parameter_count(options.mlp);
+}
+
+bool has_classes(const TrainOptions& options) {
+  return options.model == ModelKind::kMlp && options.mlp.task == Task::kClassification;
+}
+
 uint64_t microbatch_count(const TrainOptions& options) {
   return (options.global_batch - 1) / options.microbatch + 1;
 }

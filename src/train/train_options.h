@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "src/train/row_data.h"
+
 // What `lockstep train` is asked to do, parsed and checked without LibTorch: the thin launcher
 // refuses mistakes before any replica starts, and every replica parses the same arguments again.
 
@@ -14,6 +16,7 @@ enum class OptimizerKind { kAdamW, kSgd };
 enum class Decay { kNone, kCosine, kLinear };
 enum class LearningRateScaling { kNone, kLinear, kSqrt };
 enum class Precision { kFp32, kBf16 };
+enum class ModelKind { kGpt, kMlp };
 
 struct GptSizes {
   uint32_t layers = 6;
@@ -24,19 +27,30 @@ struct GptSizes {
   double dropout = 0.0;
 };
 
+struct MlpSizes {
+  uint32_t layers = 2;   // linear layers, with ReLU between
+  uint32_t width = 128;  // of all but the last
+  double dropout = 0.0;  // after each ReLU
+  Task task = Task::kClassification;
+  uint32_t inputs = 0;   // these two as the data have them
+  uint32_t outputs = 0;  // classes, or 1
+};
+
 struct TrainOptions {
   std::vector<std::string> data;
   std::optional<std::string> validation_path;
   double validation_fraction = 0.0;  // 0: nothing is held out
 
-  std::string model = "gpt";
+  ModelKind model = ModelKind::kGpt;
   GptSizes gpt;
+  MlpSizes mlp;
+  std::string target;  // of CSV: the column to predict
 
   uint32_t replicas = 1;       // as decided, see replica_reason
   std::string replica_reason;  // "2 physical cores in the affinity mask; ..."
   uint32_t threads = 1;
   uint64_t global_batch = 16;
-  uint64_t microbatch = 1;
+  uint64_t microbatch = 1;              // by model kind
   std::optional<uint64_t> per_replica;  // the dials, where they were given
   uint64_t accumulate = 1;
 
@@ -78,8 +92,13 @@ struct TrainOptions {
 /// Source: Loshchilov and Hutter 2017 for the cosine.
 double learning_rate_at(const TrainOptions& options, uint64_t step, uint64_t step_count);
 
-/// The numbers that a GPT of these sizes learns: as gpt.cpp lays it out.
+/// The numbers that a model of these sizes learns: as gpt.cpp and mlp.cpp lay it out.
 uint64_t gpt_parameter_count(const GptSizes& sizes);
+uint64_t mlp_parameter_count(const MlpSizes& sizes);
+uint64_t parameter_count(const TrainOptions& options);
+
+/// Answers are right or wrong, so that there is an accuracy.
+bool has_classes(const TrainOptions& options);
 
 /// Microbatches of a full step.
 uint64_t microbatch_count(const TrainOptions& options);

@@ -10,7 +10,8 @@ struct TrainRequest {
   TrainOptions options;
   bool has_replicas = false;
   bool has_global_batch = false;
-  bool has_vocabulary = false;
+  bool has_vocabulary = false;  // gpt
+  bool has_task = false;        // mlp
   bool has_seed = false;
   bool has_length = false;  // --steps or --epochs
   bool has_out = false;

@@ -12,13 +12,15 @@
 #include "src/exchange/control.h"
 #include "src/replica/replica_impl.h"
 #include "src/report/json_number.h"
-#include "src/train/gpt.h"
-#include "src/train/token_data.h"
+#include "src/train/workload.h"
 
 namespace lockstep::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using Part = Workload::Part;
+
+constexpr size_t kCorrect = 0;  // which of a microbatch's metrics
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -44,25 +46,6 @@ class Autocast {
  private:
   bool was_on_;
 };
-
-struct TokenBatch {
-  torch::Tensor inputs;   // (sequences, context)
-  torch::Tensor targets;  // (sequences, context): the next token of each
-};
-
-// Fresh tensors for each microbatch: they start at multiples of 64 bytes whoever computes it.
-TokenBatch sequences(const TokenData& data, const std::vector<size_t>& indices) {
-  const auto rows = static_cast<int64_t>(indices.size());
-  const auto context = static_cast<int64_t>(data.context());
-  TokenBatch batch{torch::empty({rows, context}, torch::kInt64),
-                   torch::empty({rows, context}, torch::kInt64)};
-  for (int64_t row = 0; row < rows; ++row) {
-    data.copy_sequence(indices[static_cast<size_t>(row)],
-                       batch.inputs.data_ptr<int64_t>() + row * context,
-                       batch.targets.data_ptr<int64_t>() + row * context);
-  }
-  return batch;
-}
 
 /// The optimizer that the options ask for.
 struct OptimizerOf {
@@ -98,22 +81,20 @@ class Trainer {
  private:
   exchange::StepReport train_step(const Batch& batch);
   void train_microbatch(const Microbatch& microbatch);
-  double validation_loss();
+  void evaluate(exchange::StepReport& report);
   void finish(exchange::StepReport report);
   void write_parameter_hashes(uint64_t step) const;
   void write_sample();
   bool is_lowest() const;
+  bool validates() const;
 
   static BatchesOptions batches_options(const TrainOptions& options);
-  static Gpt make_model(const TrainOptions& options);
   static DistributedDataParallelOptions ddp_options(const TrainOptions& options);
-  static TokenDataOptions data_options(const TrainOptions& options);
 
-  const TrainOptions& options_;
+  TrainOptions options_;
   Group group_;
-  TokenSplit data_;
+  std::unique_ptr<Workload> workload_;
   Batches batches_;
-  Gpt model_;
   DistributedDataParallel ddp_;
   OptimizerOf optimizer_;
 };
@@ -126,11 +107,6 @@ BatchesOptions Trainer::batches_options(const TrainOptions& options) {
           .seed = options.seed};
 }
 
-Gpt Trainer::make_model(const TrainOptions& options) {
-  torch::manual_seed(options.seed);
-  return Gpt(options.gpt);
-}
-
 DistributedDataParallelOptions Trainer::ddp_options(const TrainOptions& options) {
   DistributedDataParallelOptions ddp;
   ddp.averaging = options.averaging;
@@ -140,24 +116,15 @@ DistributedDataParallelOptions Trainer::ddp_options(const TrainOptions& options)
   return ddp;
 }
 
-TokenDataOptions Trainer::data_options(const TrainOptions& options) {
-  TokenDataOptions data;
-  data.paths = options.data;
-  data.vocabulary = options.gpt.vocabulary;
-  data.context = options.gpt.context;
-  data.validation_path = options.validation_path;
-  data.validation_fraction = options.validation_fraction;
-  return data;
-}
-
 Trainer::Trainer(const TrainOptions& options)
     : options_(options),
       group_(Group::from_environment({.threads = options.threads})),
-      data_(load_token_data(data_options(options))),
-      batches_(data_.training.sequence_count(), batches_options(options)),
-      model_(make_model(options)),
-      ddp_(group_, *model_, ddp_options(options)),
-      optimizer_(options, ddp_) {}
+      workload_(make_workload(options_)),
+      batches_(workload_->sample_count(Part::kTraining), batches_options(options_)),
+      ddp_(group_, workload_->model(), ddp_options(options_)),
+      optimizer_(options_, ddp_) {}
+
+bool Trainer::validates() const { return workload_->sample_count(Part::kValidation) != 0; }
 
 bool Trainer::is_lowest() const {
   return ddp_.impl()->group().living_ranks().front() == group_.rank();
@@ -170,10 +137,7 @@ void Trainer::run() {
     const bool is_last_step =
         report.step == batches_.step_count() || report.step == options_.stop_after;
     const auto takes = [&](uint64_t every) { return every != 0 && report.step % every == 0; };
-    if (takes(options_.evaluate_every) && data_.validation) {
-      report.validation_loss = validation_loss();
-      report.has_validation_loss = 1;
-    }
+    if (takes(options_.evaluate_every) && validates()) evaluate(report);
     if (takes(options_.hash_every)) {
       report.state_hash = ddp_.impl()->state_hash(*optimizer_.optimizer);
       report.has_state_hash = 1;
@@ -206,8 +170,10 @@ exchange::StepReport Trainer::train_step(const Batch& batch) {
   report.epoch = batch.epoch();
   report.loss = step.loss;
   report.count = step.count;
+  report.accuracy = step.metrics[kCorrect] / step.count;
   report.gradient_norm = step.gradient_norm;
   report.learning_rate = rate;
+  report.has_accuracy = has_classes(options_);
   report.drift = ddp_.drift();
   report.samples = batch.size();
   report.parameter_hash = ddp_.impl()->parameter_hash();
@@ -224,33 +190,34 @@ exchange::StepReport Trainer::train_step(const Batch& batch) {
 }
 
 void Trainer::train_microbatch(const Microbatch& microbatch) {
-  const TokenBatch batch = sequences(data_.training, microbatch.indices());
-  torch::Tensor loss;
+  Workload::Loss loss;
   {
     const Autocast autocast(options_.precision);
-    loss = model_->loss_sum(batch.inputs, batch.targets);
+    loss = workload_->loss(Part::kTraining, microbatch.indices());
   }
-  ddp_.backward_sum(loss, static_cast<double>(batch.targets.numel()));
+  if (loss.correct) microbatch.record(kCorrect, *loss.correct);
+  ddp_.backward_sum(loss.sum, loss.count);
 }
 
-double Trainer::validation_loss() {
-  const TokenData& data = *data_.validation;
-  const auto part = [&](const std::vector<size_t>& indices) {
-    const TokenBatch batch = sequences(data, indices);
+void Trainer::evaluate(exchange::StepReport& report) {
+  const auto part = [&](const std::vector<size_t>& samples) {
     const Autocast autocast(options_.precision);
+    const Workload::Loss loss = workload_->loss(Part::kValidation, samples);
     EvaluationPart result;
-    result.loss = model_->loss_sum(batch.inputs, batch.targets).item<double>();
-    result.count = static_cast<double>(batch.targets.numel());
+    result.loss = loss.sum.item<double>();
+    result.count = loss.count;
+    result.metrics[kCorrect] = loss.correct.value_or(0);
     return result;
   };
-  return ddp_.evaluate(data.sequence_count(), options_.evaluation_microbatch, part).loss;
+  const Evaluation result = ddp_.evaluate(workload_->sample_count(Part::kValidation),
+                                          options_.evaluation_microbatch, part);
+  report.validation_loss = result.loss;
+  report.validation_accuracy = result.metrics[kCorrect] / result.count;
+  report.has_validation_loss = 1;
 }
 
 void Trainer::finish(exchange::StepReport report) {
-  if (data_.validation && report.has_validation_loss == 0) {
-    report.validation_loss = validation_loss();
-    report.has_validation_loss = 1;
-  }
+  if (validates() && report.has_validation_loss == 0) evaluate(report);
   report.state_hash = ddp_.impl()->state_hash(*optimizer_.optimizer);
   if (report.has_state_hash == 0) write_parameter_hashes(report.step);
   report.has_state_hash = 1;
@@ -271,26 +238,9 @@ void Trainer::write_parameter_hashes(uint64_t step) const {
   file.append_line(line + "}}");
 }
 
-// Continues the first held-out (or first) sequence.
 void Trainer::write_sample() {
   if (!is_lowest()) return;
-  const TokenData& data = data_.validation ? *data_.validation : data_.training;
-  std::vector<int64_t> inputs(data.context());
-  std::vector<int64_t> targets(data.context());
-  data.copy_sequence(0, inputs.data(), targets.data());
-  inputs.resize(std::min<size_t>(inputs.size(), 64));
-  const auto tokens = generate(model_, inputs, options_.sample, data.context(), options_.seed);
-  std::string text;
-  for (const auto& list : {inputs, tokens}) {
-    for (int64_t token : list) {
-      if (data.token_bytes() == 1) {
-        text += static_cast<char>(token);
-      } else {
-        text += std::to_string(token) + " ";
-      }
-    }
-  }
-  base::write_file_atomically(options_.out + "/sample.txt", text);
+  base::write_file_atomically(options_.out + "/sample.txt", workload_->generate(options_.sample));
 }
 
 }  // namespace
