@@ -162,6 +162,8 @@ class DistributedDataParallel {
   /// Evaluates `function` over samples 0 .. sample_count-1 in microbatches, shared among the
   /// replicas, without gradients, in evaluation mode; adds in the order of the samples. The same to
   /// the last bit for any number of replicas. `microbatch` is a recipe value, as in training.
+  /// Between average() and the optimizer's step() it sees the parameters before that update, and
+  /// leaves every .grad() as it is.
   Evaluation evaluate(uint64_t sample_count, uint64_t microbatch,
                       const std::function<EvaluationPart(const std::vector<size_t>&)>& function);
 
