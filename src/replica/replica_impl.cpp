@@ -42,7 +42,11 @@ ReplicaImpl::ReplicaImpl(const Group& group, torch::nn::Module& module,
       arena_(own_arena_ ? *own_arena_ : shared_arena_),
       ledger_(arena_.ledger(), arena_.shape(), options.averaging ? group_->rank() : 0,
               group_->incarnation(), *group_),
-      sink_(model_, arena_),
+      sink_(model_, arena_,
+            [this] {
+              return "microbatch " + std::to_string(current_.index_) + " of step " +
+                     std::to_string(step_number_) + " on rank " + std::to_string(group_->rank());
+            }),
       reducer_(model_, arena_, buckets_),
       drift_meter_(*group_, model_, model_index_) {
   if (options.shuffle_claims != 0) {
@@ -348,6 +352,7 @@ void ReplicaImpl::backward(const torch::Tensor& loss, double count, bool is_mean
   count_ += count;
   const torch::Tensor total = is_mean ? loss * count : loss;
   loss_ += is_mean ? loss.item<double>() * count : loss.item<double>();
+  const GradientSink::Expected expected(sink_);
   total.backward();
 }
 
