@@ -263,5 +263,25 @@ TEST(Refusals, ACopyThatWasChangedOnOneReplicaEndsTheRun) {
             HasSubstr("first in parameter layer1.bias, by at most 0.25"), HasSubstr("rank == 0")));
 }
 
+// Nothing is exchanged after the last update, and the replicas end well: the launcher looks.
+TEST(Refusals, CopiesThatDifferAfterTheVeryLastStepFailTheRun) {
+  for (const char* variant : {"fused", "stock", "not-updated"}) {
+    const ProbeRun run = run_probe(3, {"last_step_differs", "--variant", variant});
+    EXPECT_EQ(run.result.exit_status, 1) << variant << run.all();
+    EXPECT_THAT(
+        launch::failure_report(run.result),
+        AllOf(HasSubstr("rank 1"), HasSubstr("differs from rank 0's after the last update")))
+        << variant;
+    EXPECT_THAT(run.result.deaths, testing::IsEmpty()) << "every replica ended well";
+  }
+}
+
+TEST(Refusals, CopiesThatMayDifferAtTheEndFailNoRun) {
+  for (const char* variant : {"equal-fused", "equal-stock", "averaging-off", "left-early"}) {
+    const ProbeRun run = run_probe(3, {"last_step_differs", "--variant", variant});
+    EXPECT_EQ(run.result.exit_status, 0) << variant << run.all();
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::promise

@@ -153,6 +153,17 @@ void GroupState::set_position(uint64_t step, uint32_t microbatch) {
   entry.microbatch.store(microbatch, std::memory_order_relaxed);
 }
 
+void GroupState::note_copy(uint32_t model, const base::Hash128& parameter_hash) {
+  if (copies_.size() <= model) copies_.resize(model + 1);
+  copies_[model] = parameter_hash;
+  const base::Hash128 all =
+      base::hash_bytes(copies_.data(), copies_.size() * sizeof(base::Hash128));
+  auto& entry = control_->processes[incarnation_];
+  entry.copies_low.store(all.low, std::memory_order_relaxed);
+  entry.copies_high.store(all.high, std::memory_order_relaxed);
+  entry.update_count.fetch_add(1, std::memory_order_relaxed);
+}
+
 void GroupState::report(const exchange::StepReport& report) {
   if (control_->reporting.load(std::memory_order_relaxed) == 0) return;
   wait(

@@ -75,6 +75,8 @@ std::vector<torch::Tensor> ReplicaImpl::grad_views() const {
 }
 
 ReplicaImpl::~ReplicaImpl() {
+  // The last update of a stock optimizer, or one that was left out: nothing waits for it any more.
+  if (has_pending_mean_) note_copy(model_.parameter_hash());
   // The views of the mean end with the arena.
   for (const Entry& entry : model_.parameters()) entry.tensor.mutable_grad() = torch::Tensor();
   if (group_->open_loop == this) group_->open_loop = nullptr;
@@ -622,7 +624,13 @@ void ReplicaImpl::mark_applied(const base::Hash128& parameter_hash) {
   has_pending_mean_ = false;
   applied_hash_ = parameter_hash;
   if (!options_.averaging) last_drift_ = drift_meter_.measure().largest;
+  note_copy(parameter_hash);
   ledger_.set_applied(parameter_hash);
+}
+
+// For the launcher, which compares the copies when all have ended.
+void ReplicaImpl::note_copy(const base::Hash128& parameter_hash) {
+  if (options_.averaging) group_->note_copy(model_index_, parameter_hash);
 }
 
 void ReplicaImpl::settle() {
