@@ -539,6 +539,15 @@ TEST_F(RunCommand, TakesValuesWithEqualsSigns) {
   EXPECT_THAT(ran.out_lines(), ElementsAre("2 1", "2 1")) << ran.all();
 }
 
+TEST_F(RunCommand, HelpAfterTwoDashesIsTheProgramsOwn) {
+  const Words program = {"--", "sh", "-c", "echo \"$1\"", "sh", "--help"};
+  Words words = {"run", "-n", "1", "--no-prefix"};
+  words.insert(words.end(), program.begin(), program.end());
+  EXPECT_THAT(lockstep_words(words).out_lines(), ElementsAre("--help"));
+  words.insert(words.begin() + 1, "-h");
+  EXPECT_THAT(lockstep_words(words).out, StartsWith("usage: lockstep run"));
+}
+
 TEST_F(RunCommand, RefusesInOneLine) {
   for (const Words& words : {Words{"-n", "2"}, Words{"-n"}, Words{"-n", "0", "--", "true"},
                              Words{"-n", "x", "--", "true"}, Words{"-n", "257", "--", "true"},

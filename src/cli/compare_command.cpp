@@ -19,8 +19,7 @@ constexpr const char* kHelp =
 
 int compare_command(const std::vector<std::string>& arguments) {
   Console console;
-  for (const std::string& word : arguments) {
-    if (word != "--help" && word != "-h") continue;
+  if (asks_for_help(arguments)) {
     console.print(kHelp);
     return kSuccess;
   }

@@ -1,4 +1,3 @@
-#include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <optional>
@@ -7,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/error.h"
+#include "src/base/number.h"
 #include "src/base/quote_path.h"
 #include "src/base/system.h"
 #include "src/cli/command.h"
@@ -43,13 +43,12 @@ struct RunOptions {
 
 uint64_t whole_number(const std::string& name, const std::string& text, uint64_t low,
                       uint64_t high) {
-  uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
+  const auto value = base::number_from<uint64_t>(text);
+  if (!value || *value < low || *value > high) {
     refuse(fmt::format("{} {}: expected a whole number from {} to {}.", name,
                        base::quote_path(text), low, high));
   }
-  return value;
+  return *value;
 }
 
 // The words before "--", or before the first that is no option, are ours; the rest is the
@@ -98,19 +97,11 @@ RunOptions parse(const std::vector<std::string>& arguments) {
   return options;
 }
 
-bool asks_for_help(const std::vector<std::string>& arguments) {
-  for (const std::string& word : arguments) {
-    if (word == "--") return false;
-    if (word == "--help" || word == "-h") return true;
-  }
-  return arguments.empty();
-}
-
 }  // namespace
 
 int run_command(const std::vector<std::string>& arguments) {
   Console console;
-  if (asks_for_help(arguments)) {
+  if (arguments.empty() || asks_for_help(arguments)) {
     console.print(kHelp);
     return arguments.empty() ? kWrongUsage : kSuccess;
   }
