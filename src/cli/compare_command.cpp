@@ -8,12 +8,11 @@
 namespace lockstep::cli {
 namespace {
 
-constexpr const char* kHelp =
-    "usage: lockstep compare A B\n\n"
-    "Compares two folders that `lockstep train` wrote, step by step and bit by bit. Says at which "
-    "step\n"
-    "and which parameter they first differ, and the likely reason.\n"
-    "Exit status: 0 the same bits, 1 a difference, 2 one of them is no run.";
+constexpr const char* kHelp = R"(usage: lockstep compare A B
+
+Compares two folders that `lockstep train` wrote, step by step and bit by bit. Says at which step
+and which parameter they first differ, and the likely reason.
+Exit status: 0 the same bits, 1 a difference, 2 one of them is no run.)";
 
 }  // namespace
 

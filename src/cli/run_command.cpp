@@ -16,17 +16,16 @@
 namespace lockstep::cli {
 namespace {
 
-constexpr const char* kHelp =
-    "usage: lockstep run -n N [options] -- PROGRAM [ARGS ...]\n\n"
-    "Starts N replicas of a program that uses the library, puts \"[rank R] \" before what they "
-    "print,\n"
-    "and ends when the last has ended: with 0 if all went well, else with the first failure's "
-    "status.\n\n"
-    "  -n, --replicas N     how many; default: one per physical core that may be used\n"
-    "  --threads T          of each replica, default 1; part of what the bits depend on\n"
-    "  --timeout SECONDS    of a wait for another replica, default 300; 0: never\n"
-    "  --no-prefix          print the replicas' lines as they are\n"
-    "  --kill RANK@STEP     a drill: that replica is killed in that step; repeatable";
+constexpr const char* kHelp = R"(usage: lockstep run -n N [options] -- PROGRAM [ARGS ...]
+
+Starts N replicas of a program that uses the library, puts "[rank R] " before what they print,
+and ends when the last has ended: with 0 if all went well, else with the first failure's status.
+
+  -n, --replicas N     how many; default: one per physical core that may be used
+  --threads T          of each replica, default 1; part of what the bits depend on
+  --timeout SECONDS    of a wait for another replica, default 300; 0: never
+  --no-prefix          print the replicas' lines as they are
+  --kill RANK@STEP     a drill: that replica is killed in that step; repeatable)";
 
 struct RunOptions {
   uint32_t replicas = 0;  // 0: not given

@@ -22,19 +22,15 @@ using train::TrainRequest;
 constexpr uint64_t kDefaultSteps = 10;
 
 constexpr const char* kHelp =
-    "usage: lockstep verify --replicas 1,2,3 [options of lockstep train] [--out DIR]\n"
-    "       lockstep verify RUN [--steps A..B] [--replicas 1,3]\n\n"
-    "The first form trains one recipe by each of the numbers of replicas and compares all that "
-    "the\n"
-    "promise covers, byte by byte; it also measures what each number of replicas is good for, at "
-    "the\n"
-    "same global batch and at the same batch per replica. 10 steps where --steps does not say "
-    "more.\n"
-    "The second form trains a finished run again, by other numbers of replicas, and confirms what "
-    "its\n"
-    "metrics.jsonl says about the steps A to B (there are no checkpoints yet: from the first step "
-    "on).\n"
-    "Exit status: 0 the same bits, 1 other bits or a failed run, 2 wrong usage or data.";
+    R"(usage: lockstep verify --replicas 1,2,3 [options of lockstep train] [--out DIR]
+       lockstep verify RUN [--steps A..B] [--replicas 1,3]
+
+The first form trains one recipe by each of the numbers of replicas and compares all that the
+promise covers, byte by byte; it also measures what each number of replicas is good for, at the
+same global batch and at the same batch per replica. 10 steps where --steps does not say more.
+The second form trains a finished run again, by other numbers of replicas, and confirms what its
+metrics.jsonl says about the steps A to B (there are no checkpoints yet: from the first step on).
+Exit status: 0 the same bits, 1 other bits or a failed run, 2 wrong usage or data.)";
 
 // The words of this command; what is left belongs to `lockstep train`.
 struct VerifyWords {
