@@ -400,6 +400,8 @@ TEST_F(CompareCommand, ALongerRunGoesOn) {
   EXPECT_EQ(ran.status, 1) << ran.all();
   EXPECT_THAT(ran.out,
               HasSubstr("no difference in the 5 steps that both have; B goes on to step 7"));
+  EXPECT_THAT(ran.out, HasSubstr("\nparameter hash after step 5, the last of A: "));
+  EXPECT_THAT(ran.out, HasSubstr("\nthe recipes differ: schedule.steps: 5 in A, 7 in B"));
 }
 
 TEST_F(CompareCommand, RefusesWhatIsNoPairOfRuns) {

@@ -47,6 +47,11 @@ int compare_command(const std::vector<std::string>& arguments) {
     console.print(fmt::format("no difference in the {} {} that both have; {} goes on to step {}",
                               common, common == 1 ? "step" : "steps", is_a ? "A" : "B",
                               (is_a ? a : b).metrics.size()));
+    console.print(fmt::format("parameter hash after step {}, the last of {}: {}", common,
+                              is_a ? "B" : "A", a.metrics[common - 1].parameter_hash));
+    for (const std::string& field : recipe_differences(a, b)) {
+      console.print("the recipes differ: " + field);
+    }
     return kFailure;
   }
   const auto& hash = a.metrics.back().state_hash;
