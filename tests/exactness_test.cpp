@@ -117,6 +117,22 @@ TEST(SameBits, WhetherGradientsAreChangedInPlaceOrReplaced) {
       "");
 }
 
+// A mean that waits for its update is kept, with what user code wrote to it.
+TEST(SameBits, WhetherSomethingIsEvaluatedBeforeTheUpdateOrNot) {
+  for (const std::string optimizer : {"stock", "fused"}) {
+    const Lines expected = alone({"evaluation_before_update", "--variant", "plain-" + optimizer});
+    Lines evaluations;
+    for (const uint32_t count : {1u, 2u, 3u}) {
+      const ProbeRun run =
+          run_probe(count, {"evaluation_before_update", "--variant", "evaluated-" + optimizer});
+      expect_same(expected, run, optimizer + ", " + std::to_string(count) + " replicas");
+      if (count == 1) evaluations = run.own[0];
+      ASSERT_FALSE(evaluations.empty());
+      for (const Lines& own : run.own) EXPECT_EQ(difference(evaluations, own), "") << optimizer;
+    }
+  }
+}
+
 // -- Deaths
 // -----------------------------------------------------------------------------------------
 

@@ -690,6 +690,39 @@ void evaluation(Context& context) {
   train(context, plan);
 }
 
+// Clips, then evaluates between average() and the update, or not: that must leave the update as it
+// is. The variant says whether, and whose optimizer: "evaluated-stock", "plain-fused".
+void evaluation_before_update(Context& context) {
+  const auto& variant = context.options.variant;
+  const bool is_evaluated = variant.starts_with("evaluated");
+  const auto model = std::make_shared<Mlp>(std::vector<int64_t>{20, 48, 32, 10}, 0.5);
+  auto plan = classify(context, model);
+  if (variant.ends_with("stock")) {
+    plan.optimizer = [model](DistributedDataParallel&) {
+      return std::make_unique<torch::optim::AdamW>(model->parameters(),
+                                                   torch::optim::AdamWOptions(3e-3));
+    };
+  }
+  const auto evaluate = [model](DistributedDataParallel& ddp) {
+    const auto result = ddp.evaluate(10, 3, [&](const std::vector<size_t>& indices) {
+      const auto count = static_cast<int64_t>(indices.size());
+      const double sum = model->forward(torch::ones({count, 20})).sum().item<double>();
+      return EvaluationPart{sum, static_cast<double>(count), {}};
+    });
+    print("# evaluation " + bits(result.loss));
+  };
+  plan.after_average = [=](DistributedDataParallel& ddp, Optimizer&, const Step&) {
+    torch::nn::utils::clip_grad_norm_(model->parameters(), 0.5);
+    if (!is_evaluated) return;
+    evaluate(ddp);
+    evaluate(ddp);
+  };
+  plan.after_update = [=](DistributedDataParallel& ddp) {
+    if (is_evaluated) evaluate(ddp);
+  };
+  train(context, plan);
+}
+
 // Wherever the user draws, nothing may depend on which microbatches this replica happened to get.
 void drawing(Context& context) {
   auto plan = classify_mlp(context, 0.5);
@@ -756,6 +789,7 @@ std::map<std::string, Scenario> exactness_scenarios() {
           {"noise_on_copy", noise_on_copy},
           {"gan", gan},
           {"evaluation", evaluation},
+          {"evaluation_before_update", evaluation_before_update},
           {"drawing", drawing}};
 }
 

@@ -344,6 +344,75 @@ void one_throws(Context& context) {
   print("parameters " + training.ddp.parameter_hash());
 }
 
+// loss.backward() by habit in an open microbatch; the variant says where.
+void stray_backward(Context& context) {
+  const std::string variant = context.options.variant;
+  Training training(context);
+  for (uint64_t number = 0; number < 2; ++number) {
+    const bool is_here = variant == "first-step" ? number == 0 : number == 1;
+    for (const auto& microbatch : training.ddp.microbatches(training.batches.batch(number))) {
+      const bool is_before = variant == "instead" || variant == "beside-zero";
+      const auto count = static_cast<double>(microbatch.size());
+      const auto stray = [&] { training.loss(microbatch).backward(); };
+      if (is_here && is_before) stray();
+      if (is_here && variant == "instead") continue;
+      const bool is_zero = is_here && variant == "beside-zero";
+      training.ddp.backward_mean(training.loss(microbatch), is_zero ? 0 : count);
+      if (!is_here || is_before) continue;
+      if (variant == "caught") {
+        refused(stray);
+      } else if (variant == "other-thread") {
+        std::exception_ptr thrown;
+        std::thread([&] {
+          try {
+            stray();
+          } catch (...) {
+            thrown = std::current_exception();
+          }
+        }).join();
+        if (thrown) std::rethrow_exception(thrown);
+      } else {
+        stray();
+      }
+    }
+    training.ddp.average();
+    training.optimizer.step();
+  }
+}
+
+// Another learning rate on rank 1 in the very last step, after which nothing is compared any more.
+void last_step_differs(Context& context) {
+  const std::string variant = context.options.variant;
+  Mlp model({20, 16, 10});
+  const ClassData data(48);
+  DistributedDataParallelOptions options = context.ddp_options();
+  options.averaging = variant != "averaging-off";
+  DistributedDataParallel ddp(context.group, model, options);
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  if (variant == "stock" || variant == "equal-stock") {
+    optimizer = std::make_unique<torch::optim::SGD>(model.parameters(), 1e-4);
+  } else {
+    optimizer = std::make_unique<SGD>(ddp, torch::optim::SGDOptions(1e-4));
+  }
+  const Batches batches(48, {.global_batch = 48, .microbatch = 6, .epochs = 3});
+  for (const auto& batch : batches) {
+    for (const auto& microbatch : ddp.microbatches(batch)) {
+      const auto loss =
+          F::cross_entropy(model.forward(rows(context, data.inputs, microbatch.indices())),
+                           rows(context, data.targets, microbatch.indices()));
+      ddp.backward_mean(loss, static_cast<double>(microbatch.size()));
+    }
+    ddp.average();
+    const bool is_last = batch.step() + 1 == batches.step_count();
+    if (is_last && context.rank() == 1 && !variant.starts_with("equal")) {
+      for (auto& group : optimizer->param_groups()) group.options().set_lr(2e-4);
+    }
+    if (is_last && context.rank() == 1 && variant == "not-updated") return;
+    optimizer->step();
+    if (batch.step() == 1 && context.rank() == 1 && variant == "left-early") return;
+  }
+}
+
 void one_changes_parameters(Context& context) {
   Training training(context);
   training.step(0);
@@ -375,6 +444,8 @@ std::map<std::string, Scenario> refusal_scenarios() {
           {"one_leaves", one_leaves},
           {"all_leave", all_leave},
           {"one_throws", one_throws},
+          {"stray_backward", stray_backward},
+          {"last_step_differs", last_step_differs},
           {"one_changes_parameters", one_changes_parameters}};
 }
 

@@ -63,6 +63,32 @@ TEST(Refusals, WrongCallsAreNamedAndChangeNothing) {
   expect_same(expected, run_probe(3, {"wrong_calls"}), "3 replicas");
 }
 
+class StrayBackward : public testing::TestWithParam<const char*> {};
+
+// No count belongs to the gradient of a plain loss.backward(): it would be added all the same.
+TEST_P(StrayBackward, IsNamedWithItsMicrobatch) {
+  const std::string variant = GetParam();
+  const std::string step = variant == "first-step" ? "1" : "2";
+  for (const uint32_t count : {1u, 3u}) {
+    expect_all_refuse(
+        run_probe(count, {"stray_backward", "--variant", variant, "--no-audit"}), ErrorCode::kUsage,
+        AllOf(ContainsRegex("reached parameter layer[01].(weight|bias) in microbatch [0-7] of "
+                            "step " +
+                            step + " on rank"),
+              HasSubstr("no count belongs to its gradient"),
+              HasSubstr("ddp.backward_mean() or ddp.backward_sum() in place of loss.backward()")));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, StrayBackward,
+                         testing::Values("instead", "beside-zero", "after", "first-step", "caught",
+                                         "other-thread"),
+                         [](const auto& variant) {
+                           std::string name = variant.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
 TEST(Refusals, AGraphFromBeforeTheUpdateIsStale) {
   EXPECT_THAT(alone({"stale_graph"}), ElementsAre("stale 1", "done"));
 }
@@ -235,6 +261,26 @@ TEST(Refusals, ACopyThatWasChangedOnOneReplicaEndsTheRun) {
       run_probe(2, {"one_changes_parameters"}), ErrorCode::kDiverged,
       AllOf(HasSubstr("the copies of the model differ after step 2: rank 1"),
             HasSubstr("first in parameter layer1.bias, by at most 0.25"), HasSubstr("rank == 0")));
+}
+
+// Nothing is exchanged after the last update, and the replicas end well: the launcher looks.
+TEST(Refusals, CopiesThatDifferAfterTheVeryLastStepFailTheRun) {
+  for (const char* variant : {"fused", "stock", "not-updated"}) {
+    const ProbeRun run = run_probe(3, {"last_step_differs", "--variant", variant});
+    EXPECT_EQ(run.result.exit_status, 1) << variant << run.all();
+    EXPECT_THAT(
+        launch::failure_report(run.result),
+        AllOf(HasSubstr("rank 1"), HasSubstr("differs from rank 0's after the last update")))
+        << variant;
+    EXPECT_THAT(run.result.deaths, testing::IsEmpty()) << "every replica ended well";
+  }
+}
+
+TEST(Refusals, CopiesThatMayDifferAtTheEndFailNoRun) {
+  for (const char* variant : {"equal-fused", "equal-stock", "averaging-off", "left-early"}) {
+    const ProbeRun run = run_probe(3, {"last_step_differs", "--variant", variant});
+    EXPECT_EQ(run.result.exit_status, 0) << variant << run.all();
+  }
 }
 
 }  // namespace

@@ -134,6 +134,10 @@ struct Evaluation {
 /// On construction the parameters are moved into one flat piece of memory per dtype (the tensors
 /// stay the same objects); their values are taken from rank 0. All replicas must construct it with
 /// the same structure. The module must outlive it. Not thread safe.
+///
+/// Copies that come to differ end the run in the next step; after the last update, when all replicas
+/// have ended, the launcher compares them and fails the run. With an optimizer that is not ours the
+/// parameters count as they are when this object goes.
 class DistributedDataParallel {
  public:
   /// Throws Error(kDiverged) naming the first parameter or buffer in which two replicas' models
@@ -162,6 +166,8 @@ class DistributedDataParallel {
   /// Evaluates `function` over samples 0 .. sample_count-1 in microbatches, shared among the
   /// replicas, without gradients, in evaluation mode; adds in the order of the samples. The same to
   /// the last bit for any number of replicas. `microbatch` is a recipe value, as in training.
+  /// Between average() and the optimizer's step() it sees the parameters before that update, and
+  /// leaves every .grad() as it is.
   Evaluation evaluate(uint64_t sample_count, uint64_t microbatch,
                       const std::function<EvaluationPart(const std::vector<size_t>&)>& function);
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <memory>
 #include <set>
@@ -18,6 +17,7 @@
 #include "lockstep/error.h"
 #include "src/base/cgroup.h"
 #include "src/base/file.h"
+#include "src/base/number.h"
 
 namespace lockstep::base {
 namespace {
@@ -35,12 +35,8 @@ std::string_view trim(std::string_view text) {
 }
 
 template <typename Number>
-std::optional<Number> parse_number(std::string_view text) {
-  text = trim(text);
-  Number number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
+std::optional<Number> trimmed_number(std::string_view text) {
+  return number_from<Number>(trim(text));
 }
 
 // Most of these files exist on some machines only, and some vanish while a container is torn down.
@@ -55,7 +51,7 @@ std::optional<std::string> read_if_there(const std::string& path) {
 template <typename Number>
 std::optional<Number> read_number(const std::string& path) {
   const auto text = read_if_there(path);
-  return text ? parse_number<Number>(*text) : std::nullopt;
+  return text ? trimmed_number<Number>(*text) : std::nullopt;
 }
 
 // The kernel's list form, "0-3,8,10-11". Absent when it is not in that form.
@@ -67,9 +63,9 @@ std::optional<std::set<uint32_t>> parse_cpu_list(std::string_view text) {
     const std::string_view range = text.substr(0, comma);
     text = comma == std::string_view::npos ? std::string_view() : text.substr(comma + 1);
     const size_t dash = range.find('-');
-    const auto first = parse_number<uint32_t>(range.substr(0, dash));
+    const auto first = trimmed_number<uint32_t>(range.substr(0, dash));
     const auto last =
-        dash == std::string_view::npos ? first : parse_number<uint32_t>(range.substr(dash + 1));
+        dash == std::string_view::npos ? first : trimmed_number<uint32_t>(range.substr(dash + 1));
     if (!first || !last || *first > *last || *last >= kCpuLimit) return std::nullopt;
     for (uint32_t cpu = *first; cpu <= *last; ++cpu) cpus.insert(cpus.end(), cpu);
   }
@@ -155,11 +151,11 @@ std::optional<Quota> quota_of(const CgroupFolder& cgroup) {
     const std::string text = read_if_there(cgroup.path + "/cpu.max").value_or("");
     const std::string_view words = trim(text);
     const size_t blank = words.find(' ');
-    quota = parse_number<double>(words.substr(0, blank));
+    quota = trimmed_number<double>(words.substr(0, blank));
     if (blank == std::string_view::npos) {
       period = 100000;
     } else {
-      period = parse_number<double>(words.substr(blank));
+      period = trimmed_number<double>(words.substr(blank));
     }
   } else {
     name = "cpu.cfs_quota_us";
@@ -196,7 +192,7 @@ std::optional<MemoryBudget> room_in(const CgroupFolder& cgroup, std::string_view
   if (!usage) return std::nullopt;
   const std::string statistics = read_if_there(prefix + "memory.stat").value_or("");
   const auto cache_text = field(statistics, version_2 ? "inactive_file" : "total_inactive_file");
-  const uint64_t cache = cache_text ? parse_number<uint64_t>(*cache_text).value_or(0) : 0;
+  const uint64_t cache = cache_text ? trimmed_number<uint64_t>(*cache_text).value_or(0) : 0;
   const uint64_t used = *usage - std::min(*usage, cache);
   MemoryBudget room;
   room.available_bytes = *limit - std::min(*limit, used);
@@ -211,7 +207,7 @@ MemoryBudget room_in_machine(const std::string& prefix) {
   const std::string lines = read_if_there(path).value_or("");
   auto text = field(lines, "MemAvailable");
   if (text && text->ends_with(" kB")) text->remove_suffix(3);
-  const auto kib = text ? parse_number<uint64_t>(*text) : std::nullopt;
+  const auto kib = text ? trimmed_number<uint64_t>(*text) : std::nullopt;
   if (!kib || *kib > (std::numeric_limits<uint64_t>::max() >> 10)) {
     throw Error(
         ErrorCode::kEnvironment,

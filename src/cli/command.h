@@ -19,6 +19,9 @@ int run_command(const std::vector<std::string>& arguments);
 int verify_command(const std::vector<std::string>& arguments);
 int compare_command(const std::vector<std::string>& arguments);
 
+/// True where --help or -h is among the words before "--", where another program's begin.
+bool asks_for_help(const std::vector<std::string>& arguments);
+
 /// A failure after the start, whose message is already on the screen.
 struct Failed : std::exception {
   explicit Failed(int exit_status) : status(exit_status) {}

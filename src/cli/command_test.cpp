@@ -400,6 +400,8 @@ TEST_F(CompareCommand, ALongerRunGoesOn) {
   EXPECT_EQ(ran.status, 1) << ran.all();
   EXPECT_THAT(ran.out,
               HasSubstr("no difference in the 5 steps that both have; B goes on to step 7"));
+  EXPECT_THAT(ran.out, HasSubstr("\nparameter hash after step 5, the last of A: "));
+  EXPECT_THAT(ran.out, HasSubstr("\nthe recipes differ: schedule.steps: 5 in A, 7 in B"));
 }
 
 TEST_F(CompareCommand, RefusesWhatIsNoPairOfRuns) {
@@ -537,6 +539,15 @@ TEST_F(RunCommand, TakesValuesWithEqualsSigns) {
       lockstep_words({"run", "--replicas=2", "--threads=1", "--timeout=0", "--no-prefix", "--",
                       "sh", "-c", "echo $WORLD_SIZE $OMP_NUM_THREADS"});
   EXPECT_THAT(ran.out_lines(), ElementsAre("2 1", "2 1")) << ran.all();
+}
+
+TEST_F(RunCommand, HelpAfterTwoDashesIsTheProgramsOwn) {
+  const Words program = {"--", "sh", "-c", "echo \"$1\"", "sh", "--help"};
+  Words words = {"run", "-n", "1", "--no-prefix"};
+  words.insert(words.end(), program.begin(), program.end());
+  EXPECT_THAT(lockstep_words(words).out_lines(), ElementsAre("--help"));
+  words.insert(words.begin() + 1, "-h");
+  EXPECT_THAT(lockstep_words(words).out, StartsWith("usage: lockstep run"));
 }
 
 TEST_F(RunCommand, RefusesInOneLine) {

@@ -8,19 +8,17 @@
 namespace lockstep::cli {
 namespace {
 
-constexpr const char* kHelp =
-    "usage: lockstep compare A B\n\n"
-    "Compares two folders that `lockstep train` wrote, step by step and bit by bit. Says at which "
-    "step\n"
-    "and which parameter they first differ, and the likely reason.\n"
-    "Exit status: 0 the same bits, 1 a difference, 2 one of them is no run.";
+constexpr const char* kHelp = R"(usage: lockstep compare A B
+
+Compares two folders that `lockstep train` wrote, step by step and bit by bit. Says at which step
+and which parameter they first differ, and the likely reason.
+Exit status: 0 the same bits, 1 a difference, 2 one of them is no run.)";
 
 }  // namespace
 
 int compare_command(const std::vector<std::string>& arguments) {
   Console console;
-  for (const std::string& word : arguments) {
-    if (word != "--help" && word != "-h") continue;
+  if (asks_for_help(arguments)) {
     console.print(kHelp);
     return kSuccess;
   }
@@ -49,6 +47,11 @@ int compare_command(const std::vector<std::string>& arguments) {
     console.print(fmt::format("no difference in the {} {} that both have; {} goes on to step {}",
                               common, common == 1 ? "step" : "steps", is_a ? "A" : "B",
                               (is_a ? a : b).metrics.size()));
+    console.print(fmt::format("parameter hash after step {}, the last of {}: {}", common,
+                              is_a ? "B" : "A", a.metrics[common - 1].parameter_hash));
+    for (const std::string& field : recipe_differences(a, b)) {
+      console.print("the recipes differ: " + field);
+    }
     return kFailure;
   }
   const auto& hash = a.metrics.back().state_hash;

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/error.h"
+#include "src/cli/command.h"
 
 namespace lockstep::cli {
 namespace {
@@ -54,6 +55,14 @@ void write_output(std::string_view text) {
 }
 
 }  // namespace
+
+bool asks_for_help(const std::vector<std::string>& arguments) {
+  for (const std::string& word : arguments) {
+    if (word == "--") return false;
+    if (word == "--help" || word == "-h") return true;
+  }
+  return false;
+}
 
 uint32_t terminal_width() {
   winsize size{};

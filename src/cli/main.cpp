@@ -33,10 +33,11 @@ constexpr Command kCommands[] = {
 };
 
 std::string usage() {
-  std::string text =
-      "usage: lockstep COMMAND ...\n\n"
-      "Data-parallel training whose result is the same to the last bit for any number of "
-      "replicas.\n\n";
+  std::string text = R"(usage: lockstep COMMAND ...
+
+Data-parallel training whose result is the same to the last bit for any number of replicas.
+
+)";
   for (const Command& command : kCommands) {
     text += fmt::format("  {:<9} {}\n", command.name, command.text);
   }

@@ -1,4 +1,3 @@
-#include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <optional>
@@ -7,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/error.h"
+#include "src/base/number.h"
 #include "src/base/quote_path.h"
 #include "src/base/system.h"
 #include "src/cli/command.h"
@@ -16,17 +16,16 @@
 namespace lockstep::cli {
 namespace {
 
-constexpr const char* kHelp =
-    "usage: lockstep run -n N [options] -- PROGRAM [ARGS ...]\n\n"
-    "Starts N replicas of a program that uses the library, puts \"[rank R] \" before what they "
-    "print,\n"
-    "and ends when the last has ended: with 0 if all went well, else with the first failure's "
-    "status.\n\n"
-    "  -n, --replicas N     how many; default: one per physical core that may be used\n"
-    "  --threads T          of each replica, default 1; part of what the bits depend on\n"
-    "  --timeout SECONDS    of a wait for another replica, default 300; 0: never\n"
-    "  --no-prefix          print the replicas' lines as they are\n"
-    "  --kill RANK@STEP     a drill: that replica is killed in that step; repeatable";
+constexpr const char* kHelp = R"(usage: lockstep run -n N [options] -- PROGRAM [ARGS ...]
+
+Starts N replicas of a program that uses the library, puts "[rank R] " before what they print,
+and ends when the last has ended: with 0 if all went well, else with the first failure's status.
+
+  -n, --replicas N     how many; default: one per physical core that may be used
+  --threads T          of each replica, default 1; part of what the bits depend on
+  --timeout SECONDS    of a wait for another replica, default 300; 0: never
+  --no-prefix          print the replicas' lines as they are
+  --kill RANK@STEP     a drill: that replica is killed in that step; repeatable)";
 
 struct RunOptions {
   uint32_t replicas = 0;  // 0: not given
@@ -43,13 +42,12 @@ struct RunOptions {
 
 uint64_t whole_number(const std::string& name, const std::string& text, uint64_t low,
                       uint64_t high) {
-  uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size() || value < low || value > high) {
+  const auto value = base::number_from<uint64_t>(text);
+  if (!value || *value < low || *value > high) {
     refuse(fmt::format("{} {}: expected a whole number from {} to {}.", name,
                        base::quote_path(text), low, high));
   }
-  return value;
+  return *value;
 }
 
 // The words before "--", or before the first that is no option, are ours; the rest is the
@@ -98,19 +96,11 @@ RunOptions parse(const std::vector<std::string>& arguments) {
   return options;
 }
 
-bool asks_for_help(const std::vector<std::string>& arguments) {
-  for (const std::string& word : arguments) {
-    if (word == "--") return false;
-    if (word == "--help" || word == "-h") return true;
-  }
-  return arguments.empty();
-}
-
 }  // namespace
 
 int run_command(const std::vector<std::string>& arguments) {
   Console console;
-  if (asks_for_help(arguments)) {
+  if (arguments.empty() || asks_for_help(arguments)) {
     console.print(kHelp);
     return arguments.empty() ? kWrongUsage : kSuccess;
   }

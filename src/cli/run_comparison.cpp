@@ -86,6 +86,28 @@ std::optional<ParameterDifference> compare_parameters(const ParameterHashes& lef
   return difference;
 }
 
+std::string steps_of(const std::vector<ParameterHashes>& hashes) {
+  if (hashes.empty()) return "never";
+  if (hashes.size() == 1) return fmt::format("after step {}", hashes[0].step);
+  return fmt::format("after {} steps up to {}", hashes.size(), hashes.back().step);
+}
+
+// Why two runs that differ have no parameter to name.
+std::string no_parameter(const StoredRun& left, const StoredRun& right) {
+  const auto of_left = read_parameter_hashes(left.folder);
+  const auto of_right = read_parameter_hashes(right.folder);
+  for (auto last = of_left.rbegin(); last != of_left.rend(); ++last) {
+    const auto is_common = [&](const ParameterHashes& other) { return other.step == last->step; };
+    if (std::none_of(of_right.begin(), of_right.end(), is_common)) continue;
+    return fmt::format("none; all are equal after step {}, the last that both hashed them after",
+                       last->step);
+  }
+  return fmt::format(
+      "not known; single parameters were hashed in A {}, in B {}. With --hash-every 1 in both it "
+      "has a name",
+      steps_of(of_left), steps_of(of_right));
+}
+
 std::vector<std::string> map_differences(const std::map<std::string, std::string>& left,
                                          const std::map<std::string, std::string>& right) {
   std::map<std::string, std::pair<std::string, std::string>> values;
@@ -197,10 +219,15 @@ std::vector<std::string> explain(const StoredRun& left, const StoredRun& right,
         parameter->step > difference.step ? "; --hash-every 1 names the first one of each step"
                                           : ""));
   } else {
-    lines.emplace_back(
-        "first parameter: not known; the runs stored hashes of single parameters after no common "
-        "step "
-        "at which they differ (--hash-every 1 stores them after each)");
+    lines.push_back("first parameter: " + no_parameter(left, right));
+  }
+  const size_t common = std::min(left.metrics.size(), right.metrics.size());
+  if (left.metrics.size() != right.metrics.size()) {
+    const bool is_same =
+        left.metrics[common - 1].parameter_hash == right.metrics[common - 1].parameter_hash;
+    lines.push_back(fmt::format(
+        "A ends with step {}, B with step {}; after step {} the parameters {}", left.metrics.size(),
+        right.metrics.size(), common, is_same ? "are equal" : "differ"));
   }
   if (!left.result || !right.result) {
     lines.push_back(

@@ -311,5 +311,54 @@ TEST(ParameterComparison, SkipsLinesThatAreTornOrForeign) {
   EXPECT_EQ(first_parameter_difference(a.read(), b.read())->name, "w");
 }
 
+// Runs of 3 and 5 steps, whose last lines of parameter hashes belong to other steps.
+TEST(ParameterComparison, RunsOfUnequalLengthSayWhereTheyEndAndWhatWasStored) {
+  const Folder a({}, 3);
+  const Folder b({}, 5);
+  a.append_text("parameter_hashes.jsonl", "{\"step\":3,\"parameters\":{\"w\":\"1\"}}\n");
+  b.append_text("parameter_hashes.jsonl", "{\"step\":5,\"parameters\":{\"w\":\"2\"}}\n");
+  const StoredRun left = a.read();
+  StoredRun right = b.read();
+  right.metrics[1].validation_loss = 2;
+  StoredRun other = left;
+  other.metrics[1].validation_loss = 1;
+  auto lines = explain(other, right, *first_difference(other, right));
+  EXPECT_THAT(lines, Contains("A ends with step 3, B with step 5; after step 3 the parameters are "
+                              "equal"));
+  EXPECT_THAT(lines,
+              Contains("first parameter: not known; single parameters were hashed in A after "
+                       "step 3, in B after step 5. With --hash-every 1 in both it has a name"));
+  right.metrics[2].parameter_hash[0] = 'f';
+  lines = explain(left, right, *first_difference(left, right));
+  EXPECT_THAT(lines, Contains("A ends with step 3, B with step 5; after step 3 the parameters "
+                              "differ"));
+}
+
+TEST(ParameterComparison, RunsWithoutHashesOfParametersSayWhose) {
+  const Folder a;
+  const Folder b;
+  a.append_text("parameter_hashes.jsonl", "{\"step\":1,\"parameters\":{\"w\":\"1\"}}\n");
+  a.append_text("parameter_hashes.jsonl", "{\"step\":3,\"parameters\":{\"w\":\"1\"}}\n");
+  StoredRun right = b.read();
+  right.metrics[1].parameter_hash[0] = 'f';
+  EXPECT_THAT(explain(a.read(), right, *first_difference(a.read(), right)),
+              Contains("first parameter: not known; single parameters were hashed in A after 2 "
+                       "steps up to 3, in B never. With --hash-every 1 in both it has a name"));
+}
+
+// What differed may be a loss or the state of the optimizer.
+TEST(ParameterComparison, EqualParametersAreSaidToBe) {
+  const Folder a;
+  const Folder b;
+  for (const Folder* folder : {&a, &b}) {
+    folder->append_text("parameter_hashes.jsonl", "{\"step\":3,\"parameters\":{\"w\":\"1\"}}\n");
+  }
+  StoredRun right = b.read();
+  right.metrics[2].drift = 1;
+  EXPECT_THAT(explain(a.read(), right, *first_difference(a.read(), right)),
+              Contains("first parameter: none; all are equal after step 3, the last that both "
+                       "hashed them after"));
+}
+
 }  // namespace
 }  // namespace lockstep::cli

@@ -188,7 +188,7 @@ void print_failure(const TrainOptions& options, const TrainingOutcome& outcome, 
 }  // namespace
 
 int train_command(const std::vector<std::string>& arguments) {
-  if (train::asks_for_help(arguments)) {
+  if (asks_for_help(arguments)) {
     Console().print(train::train_help());
     return kSuccess;
   }

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
 #include <optional>
 
@@ -7,6 +6,7 @@
 
 #include "lockstep/error.h"
 #include "src/base/file.h"
+#include "src/base/number.h"
 #include "src/cli/command.h"
 #include "src/cli/console.h"
 #include "src/cli/run_comparison.h"
@@ -22,19 +22,15 @@ using train::TrainRequest;
 constexpr uint64_t kDefaultSteps = 10;
 
 constexpr const char* kHelp =
-    "usage: lockstep verify --replicas 1,2,3 [options of lockstep train] [--out DIR]\n"
-    "       lockstep verify RUN [--steps A..B] [--replicas 1,3]\n\n"
-    "The first form trains one recipe by each of the numbers of replicas and compares all that "
-    "the\n"
-    "promise covers, byte by byte; it also measures what each number of replicas is good for, at "
-    "the\n"
-    "same global batch and at the same batch per replica. 10 steps where --steps does not say "
-    "more.\n"
-    "The second form trains a finished run again, by other numbers of replicas, and confirms what "
-    "its\n"
-    "metrics.jsonl says about the steps A to B (there are no checkpoints yet: from the first step "
-    "on).\n"
-    "Exit status: 0 the same bits, 1 other bits or a failed run, 2 wrong usage or data.";
+    R"(usage: lockstep verify --replicas 1,2,3 [options of lockstep train] [--out DIR]
+       lockstep verify RUN [--steps A..B] [--replicas 1,3]
+
+The first form trains one recipe by each of the numbers of replicas and compares all that the
+promise covers, byte by byte; it also measures what each number of replicas is good for, at the
+same global batch and at the same batch per replica. 10 steps where --steps does not say more.
+The second form trains a finished run again, by other numbers of replicas, and confirms what its
+metrics.jsonl says about the steps A to B (there are no checkpoints yet: from the first step on).
+Exit status: 0 the same bits, 1 other bits or a failed run, 2 wrong usage or data.)";
 
 // The words of this command; what is left belongs to `lockstep train`.
 struct VerifyWords {
@@ -84,18 +80,12 @@ VerifyWords split_words(const std::vector<std::string>& arguments) {
   return words;
 }
 
-std::optional<uint64_t> whole_number(std::string_view text) {
-  uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
 std::vector<uint32_t> parse_counts(const std::string& text) {
   std::vector<uint32_t> counts;
   for (size_t begin = 0; begin <= text.size();) {
     const size_t comma = std::min(text.find(',', begin), text.size());
-    const auto count = whole_number(std::string_view(text).substr(begin, comma - begin));
+    const auto count =
+        base::number_from<uint64_t>(std::string_view(text).substr(begin, comma - begin));
     if (!count || *count < 1 || *count > exchange::kMaxReplicas) {
       refuse(fmt::format(
           "--replicas {}: expected numbers from 1 to {} with commas between them, as in "
@@ -112,9 +102,10 @@ std::vector<uint32_t> parse_counts(const std::string& text) {
 
 StepRange parse_range(const std::string& text, uint64_t step_count) {
   const size_t dots = text.find("..");
-  const auto first = whole_number(std::string_view(text).substr(0, dots));
-  const auto last =
-      dots == std::string::npos ? first : whole_number(std::string_view(text).substr(dots + 2));
+  const auto first = base::number_from<uint64_t>(std::string_view(text).substr(0, dots));
+  const auto last = dots == std::string::npos
+                        ? first
+                        : base::number_from<uint64_t>(std::string_view(text).substr(dots + 2));
   if (!first || !last || *first < 1 || *last < *first || *last > step_count) {
     refuse(
         fmt::format("--steps {}: expected A..B with 1 <= A <= B <= {}, the steps that the run has.",
@@ -335,7 +326,7 @@ int verify_run(const VerifyWords& words, Console& console) {
 
 int verify_command(const std::vector<std::string>& arguments) {
   Console console;
-  if (train::asks_for_help(arguments)) {
+  if (asks_for_help(arguments)) {
     console.print(kHelp);
     return kSuccess;
   }

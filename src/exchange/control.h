@@ -39,6 +39,10 @@ struct ProcessEntry {
   std::atomic<uint32_t> microbatch;  // UINT32_MAX: in none
   std::atomic<uint32_t>
       kill_reason_rank;  // 1 + rank of who asked the launcher to kill it; 0: nobody
+  // Updates that averaged, over all models, and a hash of all models' parameters after the newest.
+  // For the launcher, who compares them once every process has ended.
+  std::atomic<uint64_t> update_count;
+  std::atomic<uint64_t> copies_low, copies_high;
 };
 
 // How a death counts (ledger.md, "Recovery"): a fault is one that the work itself can cause.

@@ -65,7 +65,40 @@ LaunchResult GroupRun::run() {
     result.exit_status = 1;
     result.reason = write_error_;
   }
+  if (result.exit_status == 0) {
+    result.reason = difference_of_copies();
+    if (!result.reason.empty()) result.exit_status = 1;
+  }
   return result;
+}
+
+// Replicas compare their copies in the step after an update; after the last there is none. A
+// replica that made fewer updates than the others left early, and its copy is another on purpose.
+std::string GroupRun::difference_of_copies() const {
+  uint64_t most = 0;
+  for (const Member& member : members_) {
+    if (member.ended == 0)
+      most = std::max(most, control_.entry(member.incarnation).update_count.load());
+  }
+  const Member* first = nullptr;
+  for (const Member& member : members_) {
+    const exchange::ProcessEntry& entry = control_.entry(member.incarnation);
+    if (member.ended != 0 || entry.update_count != most) continue;
+    if (first == nullptr) first = &member;
+    const exchange::ProcessEntry& of_first = control_.entry(first->incarnation);
+    if (entry.copies_low == of_first.copies_low && entry.copies_high == of_first.copies_high)
+      continue;
+    return fmt::format(
+        "rank {}'s copy of the model differs from rank {}'s after the last update ({} in all), "
+        "though "
+        "both ended with status 0. Something changed parameters or gradients on one replica only: "
+        "an "
+        "update under `if (rank == 0)`, other options of the optimizer, a load. What either has "
+        "saved "
+        "is not the result of one training",
+        member.rank, first->rank, most);
+  }
+  return "";
 }
 
 void GroupRun::start(uint32_t rank) {

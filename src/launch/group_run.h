@@ -66,6 +66,7 @@ class GroupRun {
   void finish();
   void drain();
   std::vector<pid_t> end_rest() const;
+  std::string difference_of_copies() const;
   std::set<pid_t> not_orphans() const;
   double seconds() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
 

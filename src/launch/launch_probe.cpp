@@ -156,6 +156,11 @@ class Probe {
        [this](const std::string& value) {
          link_->entry().microbatch = static_cast<uint32_t>(std::stoul(value));
        }},
+      {"copy",  // UPDATES:HASH
+       [this](const std::string& value) {
+         link_->entry().update_count = std::stoul(value);
+         link_->entry().copies_low = std::stoul(value.substr(value.find(':') + 1));
+       }},
       {"out", [](const std::string& value) { print(1, value + "\n"); }},
       {"err", [](const std::string& value) { print(2, value + "\n"); }},
       {"partial", [](const std::string& value) { print(1, value); }},

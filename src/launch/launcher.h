@@ -80,10 +80,11 @@ struct LaunchResult {
   /// 0: every replica that was not killed from outside ended with 0, and at least one that had
   /// joined did so after the last kill. Else the first failure's exit status, or 128 + its signal;
   /// 128 + the launcher's signal; 141: nobody reads the output; 127, 126: the command is not there,
-  /// or cannot be executed; 1: all went well, but what the replicas printed could not be written.
+  /// or cannot be executed; 1: all went well, but what the replicas printed could not be written,
+  /// or their copies of the model differ after the last update.
   int exit_status = 0;
   std::vector<Death> deaths;  // in order of time
-  std::string reason;         // why the launcher ended the run early; empty: it did not
+  std::string reason;         // what the launcher itself found wrong; empty: nothing
   double seconds = 0;
 };
 

@@ -115,6 +115,21 @@ TEST(Launcher, FaultFailsTheRunThoughOthersFinish) {
   EXPECT_THAT(failure_report(run.result), HasSubstr("boom-2"));
 }
 
+TEST(Launcher, CopiesThatDifferAtTheEndFailTheRunByName) {
+  const RecordedRun run =
+      run_probe(4, {"register", "copy=5:17", "2:copy=5:18", "3:copy=4:19", "exit=0"});
+  EXPECT_EQ(run.result.exit_status, 1) << run.all();
+  EXPECT_THAT(failure_report(run.result),
+              HasSubstr("rank 2's copy of the model differs from rank 0's after the last update (5 "
+                        "in all)"));
+}
+
+TEST(Launcher, CopiesOfReplicasThatDiedOrLeftEarlyAreNotCompared) {
+  const RecordedRun run = run_probe(3, {"register", "copy=5:17", "1:copy=4:18", "2:copy=5:18",
+                                        "2:raise=9", "wait_ended=2", "exit=0"});
+  EXPECT_EQ(run.result.exit_status, 0) << run.all();
+}
+
 TEST(Launcher, AnnouncedDrillIsToldFromAnOutsideKill) {
   const RecordedRun run = run_probe(2, {"register", "1:drill", "wait_ended=1"});
   EXPECT_EQ(run.result.exit_status, 0) << run.all();

@@ -12,7 +12,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -21,6 +20,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/error.h"
+#include "src/base/number.h"
 #include "src/launch/pipe.h"
 
 namespace lockstep::launch {
@@ -102,10 +102,9 @@ std::map<pid_t, pid_t> all_parents() {
   DIR* directory = ::opendir("/proc");
   if (directory == nullptr) return parents;
   while (const dirent* entry = ::readdir(directory)) {
-    pid_t pid = 0;
-    const char* end = entry->d_name + std::strlen(entry->d_name);
-    if (std::from_chars(entry->d_name, end, pid).ptr != end) continue;
-    if (const auto status = process_status(pid)) parents[pid] = status->parent;
+    const auto pid = base::number_from<pid_t>(entry->d_name);
+    if (!pid) continue;
+    if (const auto status = process_status(*pid)) parents[*pid] = status->parent;
   }
   ::closedir(directory);
   return parents;

@@ -6,13 +6,13 @@
 #include <unistd.h>
 
 #include <array>
-#include <charconv>
 #include <cstdlib>
 #include <string_view>
 
 #include <fmt/format.h>
 
 #include "lockstep/error.h"
+#include "src/base/number.h"
 #include "src/exchange/control.h"
 
 namespace lockstep::launch {
@@ -26,14 +26,6 @@ constexpr const char* kIncarnation = "LOCKSTEP_INCARNATION";
 constexpr std::array kOurs = {kControlFd, kSocketFd, kLifelineFd, kRank, kIncarnation};
 constexpr const char* kRun = "LOCKSTEP_RUN";
 
-std::optional<uint32_t> parse_number(std::string_view text) {
-  uint32_t number = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
-  if (error != std::errc{} || stop != end) return std::nullopt;
-  return number;
-}
-
 [[noreturn]] void refuse(const char* name, const std::string& problem) {
   throw Error(
       ErrorCode::kEnvironment,
@@ -45,7 +37,7 @@ std::optional<uint32_t> parse_number(std::string_view text) {
 uint32_t number_of(const char* name, uint32_t low, uint32_t high) {
   const char* text = std::getenv(name);
   if (text == nullptr) refuse(name, "is missing, though others of its kind are set");
-  const auto number = parse_number(text);
+  const auto number = base::number_from<uint32_t>(text);
   if (!number || *number < low || *number > high) {
     refuse(name, fmt::format("is '{}', expected a number from {} to {}", text, low, high));
   }
@@ -140,7 +132,7 @@ std::optional<std::string> foreign_launcher() {
   for (const Sign& sign : signs) {
     const char* size = std::getenv(sign.size);
     if (size == nullptr || (sign.rank != nullptr && std::getenv(sign.rank) == nullptr)) continue;
-    if (parse_number(size).value_or(0) > 1) {
+    if (base::number_from<uint32_t>(size).value_or(0) > 1) {
       return fmt::format("{} ({}={})", sign.launcher, sign.size, size);
     }
   }
@@ -188,7 +180,7 @@ std::vector<std::string> contradictions(const char* const* inherited, uint32_t r
   std::vector<std::string> sentences;
   for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE"}) {
     const auto value = value_in(inherited, name);
-    if (value && parse_number(*value) != replica_count) {
+    if (value && base::number_from<uint32_t>(*value) != replica_count) {
       sentences.push_back(fmt::format("{}={} in the environment is not used: {}", name, *value,
                                       replica_count == 1
                                           ? "there is 1 replica"
@@ -203,7 +195,7 @@ std::vector<std::string> contradictions(const char* const* inherited, uint32_t r
   }
   for (const char* name : {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}) {
     const auto value = value_in(inherited, name);
-    if (value && parse_number(*value) != thread_count) {
+    if (value && base::number_from<uint32_t>(*value) != thread_count) {
       sentences.push_back(fmt::format(
           "{}={} in the environment is not used: the threads of a microbatch are part of the "
           "recipe (--threads {})",

@@ -45,21 +45,25 @@ Evaluation ReplicaImpl::evaluate(
     throw Error(ErrorCode::kUsage,
                 "evaluate() needs at least 1 sample and a microbatch of at least 1");
   }
-  settle();
-  drop_old_means();
+  clear_autocast_cache();
+  // A mean may wait for its update here, or a stock optimizer has used it and did not say so.
+  // Either way it stays: no round of values writes the mean, and the next gradients wait until this
+  // replica says that it has applied the last of these rounds, which it does in its next call.
+  if (!has_pending_mean_) drop_old_means();
   const EvaluationMode evaluation_mode(module_);
   const torch::NoGradGuard no_grad;
   Evaluation total;
   const uint64_t all = (sample_count + microbatch - 1) / microbatch;
   for (uint64_t first = 0; first < all; first += ledger::kMostMicrobatches) {
     const uint64_t count = std::min<uint64_t>(all - first, ledger::kMostMicrobatches);
+    if (has_pending_mean_ || first > 0) ledger_.set_applied(parameter_hash());
     evaluate_round(first, static_cast<uint32_t>(count), sample_count, microbatch, function);
     const ledger::CommitRecord& record = ledger_.record_of(ledger_.round());
     total.loss += record.loss;
     total.count += record.count;
     for (size_t i = 0; i < kMetricCount; ++i) total.metrics[i] += record.metrics[i];
-    ledger_.set_applied(parameter_hash());
   }
+  if (!has_pending_mean_) ledger_.set_applied(parameter_hash());
   seed_between();
   total.loss /= total.count;
   return total;

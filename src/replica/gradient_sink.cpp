@@ -23,9 +23,10 @@ bool same_bits(const torch::Tensor& left, const torch::Tensor& right) {
 
 }  // namespace
 
-GradientSink::GradientSink(FlatModel& model, Arena& arena)
+GradientSink::GradientSink(FlatModel& model, Arena& arena, std::function<std::string()> place)
     : model_(model),
       arena_(arena),
+      place_(std::move(place)),
       firing_(model.parameters().size(), Firing::kUnknown),
       fired_(model.parameters().size(), 0),
       leaf_hashes_(model.parameters().size(), 0) {
@@ -60,6 +61,7 @@ void GradientSink::open(Target target, const ledger::Work& work, ledger::Ledger&
 void GradientSink::reset() {
   std::fill(fired_.begin(), fired_.end(), 0u);
   is_spoiled_ = false;
+  stray_firing_.clear();
 }
 
 void GradientSink::abandon() {
@@ -75,13 +77,7 @@ void GradientSink::abandon() {
 
 void GradientSink::fired(size_t index) {
   const Entry& entry = model_.parameters()[index];
-  if (!is_open_) {
-    entry.tensor.mutable_grad() = torch::Tensor();
-    throw Error(ErrorCode::kUsage,
-                "a backward pass reached parameter " + entry.name +
-                    " outside an open microbatch: call ddp.backward_mean() or ddp.backward_sum() "
-                    "inside the loop over ddp.microbatches(batch)");
-  }
+  if (!is_open_ || !is_expected_) refuse_firing(entry);
   ++fired_[index];
   if (firing_[index] != Firing::kOnce) return;
   if (fired_[index] == 1) {
@@ -90,6 +86,21 @@ void GradientSink::fired(size_t index) {
     firing_[index] = Firing::kMany;
     is_spoiled_ = true;
   }
+}
+
+void GradientSink::refuse_firing(const Entry& entry) {
+  entry.tensor.mutable_grad() = torch::Tensor();
+  const std::string reached = "a backward pass reached parameter " + entry.name;
+  if (!is_open_) {
+    throw Error(ErrorCode::kUsage,
+                reached +
+                    " outside an open microbatch: call ddp.backward_mean() or ddp.backward_sum() "
+                    "inside the loop over ddp.microbatches(batch)");
+  }
+  stray_firing_ = reached + " in " + place_() +
+                  ", but no count belongs to its gradient: call ddp.backward_mean() or "
+                  "ddp.backward_sum() in place of loss.backward()";
+  throw Error(ErrorCode::kUsage, stray_firing_);
 }
 
 // The leaf as its slot holds it: summed dtype, the parameter's strides.
@@ -151,6 +162,7 @@ void GradientSink::carry_over(const Entry& entry) {
 
 bool GradientSink::close(bool had_backward) {
   LOCKSTEP_CHECK(is_open_, is_open_, true);
+  if (!stray_firing_.empty()) throw Error(ErrorCode::kUsage, stray_firing_);
   if (is_spoiled_) {
     abandon();
     return false;

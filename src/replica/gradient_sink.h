@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -23,7 +24,8 @@ namespace lockstep::internal {
 /// microbatch: it is computed again, and the parameter is left to autograd from then on.
 class GradientSink {
  public:
-  GradientSink(FlatModel& model, Arena& arena);
+  /// `place` says which microbatch is open, for messages: "microbatch 2 of step 3 on rank 0".
+  GradientSink(FlatModel& model, Arena& arena, std::function<std::string()> place);
   ~GradientSink();
   GradientSink(const GradientSink&) = delete;
   GradientSink& operator=(const GradientSink&) = delete;
@@ -37,6 +39,20 @@ class GradientSink {
   /// Gradients go to `work` from now on; `work` and `ledger` stay alive until close() or abandon().
   void open(Target target, const ledger::Work& work, ledger::Ledger& ledger);
   bool is_open() const { return is_open_; }
+
+  /// While one of these lives, gradients are expected: a count belongs to them. A firing at any
+  /// other moment is refused by an Error(kUsage), in the backward pass that it comes from and again
+  /// by close().
+  class Expected {
+   public:
+    explicit Expected(GradientSink& sink) : sink_(sink) { sink_.is_expected_ = true; }
+    ~Expected() { sink_.is_expected_ = false; }
+    Expected(const Expected&) = delete;
+    Expected& operator=(const Expected&) = delete;
+
+   private:
+    GradientSink& sink_;
+  };
 
   /// Completes the leaf: what fired is merged, what only siblings have is carried over, buffers
   /// that a backward's forward pass changed are added where `had_backward`. False: spoiled, compute
@@ -56,6 +72,7 @@ class GradientSink {
   enum class Firing : uint8_t { kUnknown, kOnce, kMany };
 
   void fired(size_t index);
+  [[noreturn]] void refuse_firing(const Entry& entry);
   void take(size_t index);
   void carry_over(const Entry& entry);
   torch::Tensor leaf_of(const Entry& entry, const torch::Tensor& gradient) const;
@@ -69,12 +86,15 @@ class GradientSink {
 
   FlatModel& model_;
   Arena& arena_;
+  std::function<std::string()> place_;
   std::vector<Firing> firing_;   // [parameter]
   std::vector<uint32_t> fired_;  // [parameter] firings in this microbatch
   std::vector<uint64_t> leaf_hashes_;
   std::vector<torch::Tensor> kept_buffers_;  // [buffer]
   bool is_open_ = false;
   bool is_spoiled_ = false;
+  std::atomic<bool> is_expected_ = false;  // hooks may run on threads of autograd's own
+  std::string stray_firing_;               // what was said about one in this microbatch
   Target target_ = Target::kSlot;
   const ledger::Work* work_ = nullptr;
   ledger::Ledger* ledger_ = nullptr;

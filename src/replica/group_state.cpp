@@ -3,11 +3,11 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <charconv>
 #include <cstdlib>
 
 #include "lockstep/error.h"
 #include "src/base/check.h"
+#include "src/base/number.h"
 #include "src/launch/worker_environment.h"
 #include "src/replica/torch_internals.h"
 
@@ -31,12 +31,6 @@ using Clock = std::chrono::steady_clock;
 constexpr uint32_t kWaitSliceMs = 100;
 constexpr uint64_t kSpinNs = 50'000;  // about what a sleep and a wake-up cost
 
-template <typename Number>
-bool parse_number(std::string_view text, Number& number) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return error == std::errc() && end == text.data() + text.size() && !text.empty();
-}
-
 Drill parse_drill(std::string_view text) {
   const auto refuse = [&](const std::string& why) -> Drill {
     throw Error(ErrorCode::kUsage, "drill '" + std::string(text) + "': " + why +
@@ -47,10 +41,12 @@ Drill parse_drill(std::string_view text) {
   if (at == std::string_view::npos) return refuse("there is no '@'");
   const size_t colon = text.find(':', at);
   const size_t step_end = colon == std::string_view::npos ? text.size() : colon;
-  if (!parse_number(text.substr(0, at), drill.rank)) return refuse("the rank is not a number");
-  if (!parse_number(text.substr(at + 1, step_end - at - 1), drill.step) || drill.step == 0) {
-    return refuse("the step is not a number from 1");
-  }
+  const auto rank = base::number_from<uint32_t>(text.substr(0, at));
+  if (!rank) return refuse("the rank is not a number");
+  const auto step = base::number_from<uint64_t>(text.substr(at + 1, step_end - at - 1));
+  if (!step || *step == 0) return refuse("the step is not a number from 1");
+  drill.rank = *rank;
+  drill.step = *step;
   if (colon == std::string_view::npos) return drill;
   const std::string_view name = text.substr(colon + 1);
   std::string known;
@@ -151,6 +147,17 @@ void GroupState::set_position(uint64_t step, uint32_t microbatch) {
   auto& entry = control_->processes[incarnation_];
   entry.step.store(step, std::memory_order_relaxed);
   entry.microbatch.store(microbatch, std::memory_order_relaxed);
+}
+
+void GroupState::note_copy(uint32_t model, const base::Hash128& parameter_hash) {
+  if (copies_.size() <= model) copies_.resize(model + 1);
+  copies_[model] = parameter_hash;
+  const base::Hash128 all =
+      base::hash_bytes(copies_.data(), copies_.size() * sizeof(base::Hash128));
+  auto& entry = control_->processes[incarnation_];
+  entry.copies_low.store(all.low, std::memory_order_relaxed);
+  entry.copies_high.store(all.high, std::memory_order_relaxed);
+  entry.update_count.fetch_add(1, std::memory_order_relaxed);
 }
 
 void GroupState::report(const exchange::StepReport& report) {

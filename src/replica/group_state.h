@@ -63,6 +63,10 @@ class GroupState : public ledger::Host {
   /// Where this replica is, for reports after its death: step counted from 1, 0 for none.
   void set_position(uint64_t step, uint32_t microbatch);
 
+  /// What this replica's copy of a model is after its newest update, for the launcher: it compares
+  /// the replicas when all have ended.
+  void note_copy(uint32_t model, const base::Hash128& parameter_hash);
+
   /// Whether a loop over microbatches is open in this process, and of which model: collective calls
   /// inside it are refused.
   const void* open_loop = nullptr;
@@ -88,7 +92,8 @@ class GroupState : public ledger::Host {
   uint32_t threads_ = 1;
   uint32_t model_count_ = 0;
   uint64_t step_ = 0;
-  std::vector<Drill> drills_;  // of this rank
+  std::vector<base::Hash128> copies_;  // [model] after its newest update
+  std::vector<Drill> drills_;          // of this rank
 };
 
 }  // namespace lockstep::internal

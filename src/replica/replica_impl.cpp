@@ -42,7 +42,11 @@ ReplicaImpl::ReplicaImpl(const Group& group, torch::nn::Module& module,
       arena_(own_arena_ ? *own_arena_ : shared_arena_),
       ledger_(arena_.ledger(), arena_.shape(), options.averaging ? group_->rank() : 0,
               group_->incarnation(), *group_),
-      sink_(model_, arena_),
+      sink_(model_, arena_,
+            [this] {
+              return "microbatch " + std::to_string(current_.index_) + " of step " +
+                     std::to_string(step_number_) + " on rank " + std::to_string(group_->rank());
+            }),
       reducer_(model_, arena_, buckets_),
       drift_meter_(*group_, model_, model_index_) {
   if (options.shuffle_claims != 0) {
@@ -71,6 +75,8 @@ std::vector<torch::Tensor> ReplicaImpl::grad_views() const {
 }
 
 ReplicaImpl::~ReplicaImpl() {
+  // The last update of a stock optimizer, or one that was left out: nothing waits for it any more.
+  if (has_pending_mean_) note_copy(model_.parameter_hash());
   // The views of the mean end with the arena.
   for (const Entry& entry : model_.parameters()) entry.tensor.mutable_grad() = torch::Tensor();
   if (group_->open_loop == this) group_->open_loop = nullptr;
@@ -348,6 +354,7 @@ void ReplicaImpl::backward(const torch::Tensor& loss, double count, bool is_mean
   count_ += count;
   const torch::Tensor total = is_mean ? loss * count : loss;
   loss_ += is_mean ? loss.item<double>() * count : loss.item<double>();
+  const GradientSink::Expected expected(sink_);
   total.backward();
 }
 
@@ -611,7 +618,13 @@ void ReplicaImpl::mark_applied(const base::Hash128& parameter_hash) {
   has_pending_mean_ = false;
   applied_hash_ = parameter_hash;
   if (!options_.averaging) last_drift_ = drift_meter_.measure().largest;
+  note_copy(parameter_hash);
   ledger_.set_applied(parameter_hash);
+}
+
+// For the launcher, which compares the copies when all have ended.
+void ReplicaImpl::note_copy(const base::Hash128& parameter_hash) {
+  if (options_.averaging) group_->note_copy(model_index_, parameter_hash);
 }
 
 void ReplicaImpl::settle() {

@@ -97,6 +97,7 @@ class ReplicaImpl {
   void evaluate_round(uint64_t first, uint32_t count, uint64_t sample_count, uint64_t microbatch,
                       const std::function<EvaluationPart(const std::vector<size_t>&)>& function);
   void drop_old_means();
+  void note_copy(const base::Hash128& parameter_hash);
   void sum_records(ledger::CommitRecord& record, uint32_t& backward_count);
 
   std::shared_ptr<GroupState> group_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cmath>
 #include <limits>
 
@@ -10,6 +9,7 @@
 
 #include "lockstep/error.h"
 #include "src/base/file.h"
+#include "src/base/number.h"
 #include "src/exchange/control.h"
 #include "src/ledger/host.h"
 #include "src/report/progress.h"
@@ -18,6 +18,7 @@
 namespace lockstep::train {
 namespace {
 
+using base::number_from;
 using base::quote_path;
 
 constexpr std::array<std::string_view, 2> kModels = {"gpt", "mlp"};
@@ -33,14 +34,6 @@ constexpr uint64_t kMostSeconds = uint64_t{366} * 24 * 3600;
 constexpr uint64_t kDefaultSteps = 200;
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::kUsage, message); }
-
-template <typename Number>
-std::optional<Number> number_from(std::string_view text) {
-  Number value{};
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
 
 // Takes the values of options out of the words, and refuses what is no such value.
 class Reader {
@@ -487,11 +480,6 @@ std::vector<std::string> train_arguments(const TrainOptions& options, ArgumentCh
   arguments.emplace_back("--data");
   for (const std::string& path : options.data) arguments.push_back(no_option(path));
   return arguments;
-}
-
-bool asks_for_help(const std::vector<std::string>& arguments) {
-  return std::any_of(arguments.begin(), arguments.end(),
-                     [](const std::string& word) { return word == "--help" || word == "-h"; });
 }
 
 std::string train_help() {

@@ -26,9 +26,6 @@ enum class ArgumentChoice {
 /// Words that parse_train_arguments() reads as the same options. REQUIRES: all is decided.
 std::vector<std::string> train_arguments(const TrainOptions& options, ArgumentChoice choice);
 
-/// True where --help or -h is among the words and is no option's value.
-bool asks_for_help(const std::vector<std::string>& arguments);
-
 std::string train_help();
 
 /// The words that the options of several values stand for, in the order of their enumerators.

@@ -496,8 +496,6 @@ TEST(TrainHelp, NamesEveryOptionThatIsThere) {
     EXPECT_THAT(help, HasSubstr(std::string("--") + name + " "));
   }
   EXPECT_THAT(help, Not(HasSubstr("--page")));
-  EXPECT_TRUE(asks_for_help({"--data", "x", "-h"}));
-  EXPECT_FALSE(asks_for_help({"--data", "help"}));
 }
 
 TEST(TrainCommandLine, NumbersAreTheSameInEveryLocale) {
