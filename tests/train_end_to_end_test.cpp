@@ -3,20 +3,9 @@
 #include <fcntl.h>
 #include <signal.h>
 
-#include <algorithm>
-#include <filesystem>
-#include <map>
-#include <sstream>
-#include <string>
-#include <vector>
-
 #include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
-#include "src/base/file.h"
-#include "src/base/temp_folder.h"
-#include "src/launch/launch_test_support.h"
+#include "tests/end_to_end.h"
 
 namespace lockstep {
 namespace {
@@ -24,8 +13,6 @@ namespace {
 using launch::Program;
 using testing::HasSubstr;
 using testing::Not;
-
-using Words = std::vector<std::string>;
 
 std::string text_of(size_t size) {
   std::string text;
@@ -38,68 +25,14 @@ std::string text_of(size_t size) {
   return text;
 }
 
-class TrainEndToEnd : public testing::Test {
+class TrainEndToEnd : public EndToEnd {
  protected:
-  struct Ran {
-    int status = 0;
-    std::string out;
-    std::string error;
-    std::string all() const {
-      return "status " + std::to_string(status) + "\n" + out + "---\n" + error;
-    }
-  };
-
   TrainEndToEnd() { text_ = folder_.write("ein Text.txt", text_of(6000)); }
 
-  static Words lockstep(const Words& words) {
-    const char* folder = std::getenv("LOCKSTEP_TEST_BIN");
-    const std::filesystem::path bin =
-        folder != nullptr ? folder : std::filesystem::read_symlink("/proc/self/exe").parent_path();
-    Words command = {bin / "lockstep"};
-    command.insert(command.end(), words.begin(), words.end());
-    return command;
-  }
-
-  static Ran run(const Words& words) {
-    Program program(lockstep(words));
-    Ran ran;
-    ran.status = program.wait(60);
-    ran.out = program.output();
-    ran.error = program.error_output();
-    return ran;
-  }
-
-  Words recipe() const {
+  Words recipe() const override {
     return {"--data",    text_, "--layers",  "2",   "--heads", "2", "--width",    "32",
             "--context", "32",  "--dropout", "0.1", "--seed",  "7", "--progress", "none"};
   }
-  Words train_words(const std::string& out, const Words& more) const {
-    Words words = {"train"};
-    for (const Words& part : {recipe(), Words{"--out", path(out)}, more}) {
-      words.insert(words.end(), part.begin(), part.end());
-    }
-    return words;
-  }
-  // Trains into the folder `out`; returns metrics.jsonl and the state hash.
-  std::string train(const std::string& out, const Words& more) const {
-    const Ran ran = run(train_words(out, more));
-    EXPECT_EQ(ran.status, 0) << ran.all();
-    if (ran.status != 0) return "failed: " + out;
-    return metrics(out) + std::string(result(out)["state_hash"]);
-  }
-  std::string metrics(const std::string& out) const {
-    return base::read_file(path(out) + "/metrics.jsonl");
-  }
-  std::vector<nlohmann::json> steps(const std::string& out) const {
-    std::vector<nlohmann::json> steps;
-    std::istringstream lines(metrics(out));
-    for (std::string line; std::getline(lines, line);) steps.push_back(nlohmann::json::parse(line));
-    return steps;
-  }
-  nlohmann::json result(const std::string& out) const {
-    return nlohmann::json::parse(base::read_file(path(out) + "/result.json"));
-  }
-  std::string path(const std::string& name) const { return folder_.path(name); }
 
   // The same bits by 1 and by 3 replicas, and other bits than `other`; returns the former.
   std::string expect_same_bits(const std::string& name, Words words) const {
@@ -114,7 +47,6 @@ class TrainEndToEnd : public testing::Test {
     return bits[1];
   }
 
-  base::TempFolder folder_;
   std::string text_;
 };
 

@@ -90,12 +90,10 @@ std::string GroupRun::difference_of_copies() const {
       continue;
     return fmt::format(
         "rank {}'s copy of the model differs from rank {}'s after the last update ({} in all), "
-        "though "
-        "both ended with status 0. Something changed parameters or gradients on one replica only: "
-        "an "
-        "update under `if (rank == 0)`, other options of the optimizer, a load. What either has "
-        "saved "
-        "is not the result of one training",
+        "though both ended with status 0. Something changed parameters or gradients on one replica "
+        "only: an update under `if (rank == 0)`, other options of the optimizer, a load. What "
+        "either "
+        "has saved is not the result of one training",
         member.rank, first->rank, most);
   }
   return "";

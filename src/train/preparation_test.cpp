@@ -139,7 +139,7 @@ TEST(Preparation, WarnsWhereThreadsExceedCores) {
 TEST(Preparation, WarnsAboutWhatIsProbablyNotMeant) {
   const Machine machine;
   EXPECT_THAT(machine.prepare({"--global-batch", "101", "--replicas", "1"}).warnings,
-              Contains(HasSubstr("takes all 100 sequences")));
+              Contains(HasSubstr("takes all 100 samples")));
   EXPECT_THAT(machine.prepare({"--warmup", "5", "--steps", "5"}).warnings,
               Contains(HasSubstr("--warmup 5 does not end within the 5 steps")));
   EXPECT_THAT(machine.prepare({"--replicas", "2", "--steps", "5", "--kill", "1@6"}).warnings,

@@ -195,6 +195,29 @@ TEST(TrainCommandLine, TakesEveryOptionOfAGpt) {
               request.has_seed && request.has_length && request.has_out);
 }
 
+TEST(TrainCommandLine, AnMlpHasDefaultsOfItsOwn) {
+  const TrainOptions options = options_of({"--model", "mlp"});
+  EXPECT_EQ(options.model, ModelKind::kMlp);
+  EXPECT_EQ(options.mlp.layers, 2u);
+  EXPECT_EQ(options.mlp.width, 128u);
+  EXPECT_EQ(options.global_batch, 64u);
+  EXPECT_EQ(options.microbatch, 32u);
+  EXPECT_EQ(options.evaluation_microbatch, 256u);
+  EXPECT_EQ(options.learning_rate, 1e-3);
+}
+
+TEST(TrainCommandLine, TakesEveryOptionOfAnMlp) {
+  const TrainRequest request =
+      parse({"--model", "mlp", "--layers", "3", "--width", "9", "--dropout", "0.5", "--task",
+             "regression", "--target", "a b"});
+  EXPECT_EQ(request.options.mlp.layers, 3u);
+  EXPECT_EQ(request.options.mlp.width, 9u);
+  EXPECT_EQ(request.options.mlp.dropout, 0.5);
+  EXPECT_EQ(request.options.mlp.task, Task::kRegression);
+  EXPECT_EQ(request.options.target, "a b");
+  EXPECT_TRUE(request.has_task);
+}
+
 TEST(TrainCommandLine, LaterWordsWinAndDataAddUp) {
   EXPECT_EQ(options_of({"--lr", "1", "--lr=2"}).learning_rate, 2);
   EXPECT_THAT(options_of({"--data", "more"}).data, ElementsAre("text", "more"));
@@ -221,6 +244,10 @@ struct Refused {
 };
 
 class TrainRefusal : public testing::TestWithParam<Refused> {};
+
+void PrintTo(const Refused& refused, std::ostream* out) {
+  for (const std::string& word : refused.words) *out << word << ' ';
+}
 
 TEST_P(TrainRefusal, SaysWhatWasExpectedAndFound) {
   const std::string message = refusal(GetParam().words);
@@ -276,7 +303,20 @@ INSTANTIATE_TEST_SUITE_P(
         Refused{{"--kill", "0@1:nowhere"}, {"no point 'nowhere'", "Points are"}},
         Refused{{"--kill", "2@1", "--replicas", "2"}, {"--kill 2@1", "ranks 0 to 1"}},
         Refused{{"--kill", "0@1", "--averaging", "off"}, {"--kill", "--averaging off"}},
-        Refused{{"--model", "mlp"}, {"--model mlp", "not there yet"}},
+        Refused{{"--model", "cnn"}, {"--model cnn", "not there yet"}},
+        Refused{{"--target", "x"}, {"--target belongs to --model mlp", "gpt"}},
+        Refused{{"--task", "regression"}, {"--task belongs to --model mlp"}},
+        Refused{{"--model", "mlp", "--heads", "2"}, {"--heads belongs to --model gpt", "mlp"}},
+        Refused{{"--model", "mlp", "--context", "8"}, {"--context belongs to --model gpt"}},
+        Refused{{"--model", "mlp", "--vocabulary", "8"}, {"--vocabulary belongs to --model gpt"}},
+        Refused{{"--model", "mlp", "--sample", "8"}, {"--sample belongs to --model gpt"}},
+        Refused{{"--model", "mlp", "--task", "ranking"},
+                {"--task 'ranking'", "classification, regression"}},
+        Refused{{"--model", "mlp", "--target", ""}, {"--target ''", "number from 1"}},
+        Refused{{"--model", "mlp", "--layers", "1", "--width", "9"}, {"--width", "no effect"}},
+        Refused{{"--model", "mlp", "--layers", "1", "--dropout", "0.5"},
+                {"--dropout", "no effect"}},
+        Refused{{"--model", "mlp", "--dropout", "1"}, {"--dropout 1 drops everything"}},
         Refused{{"--model", "bert"}, {"--model 'bert'", "expected gpt"}},
         Refused{{"--checkpoint-every", "5"}, {"--checkpoint-every", "not there yet"}},
         Refused{{"--keep", "5"}, {"--keep", "not there yet"}},
@@ -462,6 +502,36 @@ TEST(TrainArguments, ParseToTheSameOptions) {
   }
 }
 
+TEST(TrainArguments, OfAnMlpParseToTheSameOptions) {
+  const std::vector<Words> lines = {
+      {},
+      {"--layers", "1", "--task", "regression", "--target", "a b"},
+      {"--layers", "4", "--width", "7", "--dropout", "0.1", "--microbatch", "1", "--lr", "3e-4",
+       "--evaluation-microbatch", "1", "--global-batch", "16"},
+  };
+  for (Words words : lines) {
+    words.insert(words.end(), {"--model", "mlp", "--replicas", "2", "--seed", "5", "--out", "o"});
+    const TrainOptions options = options_of(words);
+    const Words written = train_arguments(options, ArgumentChoice::kAll);
+    const TrainOptions again = parse_worker_arguments(written);
+    EXPECT_EQ(train_arguments(again, ArgumentChoice::kAll), written);
+    const Words repeat = train_arguments(options, ArgumentChoice::kRepeat);
+    const TrainOptions repeated = parse_train_arguments(repeat).options;
+    for (const TrainOptions& found : {again, repeated}) {
+      EXPECT_EQ(found.model, ModelKind::kMlp);
+      EXPECT_EQ(found.mlp.layers, options.mlp.layers);
+      EXPECT_EQ(found.mlp.width, options.mlp.width);
+      EXPECT_EQ(found.mlp.dropout, options.mlp.dropout);
+      EXPECT_EQ(found.mlp.task, options.mlp.task);
+      EXPECT_EQ(found.target, options.target);
+      EXPECT_EQ(found.global_batch, options.global_batch);
+      EXPECT_EQ(found.microbatch, options.microbatch);
+      EXPECT_EQ(found.learning_rate, options.learning_rate);
+      EXPECT_EQ(found.evaluation_microbatch, options.evaluation_microbatch);
+    }
+  }
+}
+
 TEST(TrainArguments, PathsThatLookLikeOptionsStayPaths) {
   TrainOptions options = options_of({"--seed", "1"});
   options.data = {"--lr", "-x"};
@@ -487,12 +557,13 @@ TEST(TrainArguments, AWorkerStartedByHandIsRefused) {
 TEST(TrainHelp, NamesEveryOptionThatIsThere) {
   const std::string help = train_help();
   for (const char* name :
-       {"data",       "validation",     "model",      "layers",    "heads",    "width",
-        "context",    "dropout",        "config",     "replicas",  "threads",  "global-batch",
-        "microbatch", "per-replica",    "accumulate", "steps",     "epochs",   "optimizer",
-        "lr",         "lr-scale",       "base-batch", "warmup",    "decay",    "weight-decay",
-        "clip-norm",  "precision",      "seed",       "averaging", "audit",    "hash-every",
-        "out",        "evaluate-every", "sample",     "kill",      "progress", "timeout"}) {
+       {"data",     "target",       "task",       "validation",     "model",      "layers",
+        "heads",    "width",        "context",    "dropout",        "config",     "replicas",
+        "threads",  "global-batch", "microbatch", "per-replica",    "accumulate", "steps",
+        "epochs",   "optimizer",    "lr",         "lr-scale",       "base-batch", "warmup",
+        "decay",    "weight-decay", "clip-norm",  "precision",      "seed",       "averaging",
+        "audit",    "hash-every",   "out",        "evaluate-every", "sample",     "kill",
+        "progress", "timeout"}) {
     EXPECT_THAT(help, HasSubstr(std::string("--") + name + " "));
   }
   EXPECT_THAT(help, Not(HasSubstr("--page")));
@@ -553,6 +624,12 @@ TEST(GptSizes, CountsEveryNumber) {
   EXPECT_EQ(
       gpt_parameter_count({.layers = 2, .heads = 2, .width = 4, .context = 3, .vocabulary = 10}),
       52u + 2 * (16 + 64 + 128) + 8 + 40);
+}
+
+TEST(MlpSizes, CountsEveryNumber) {
+  EXPECT_EQ(mlp_parameter_count({.layers = 1, .inputs = 4, .outputs = 3}), 15u);
+  EXPECT_EQ(mlp_parameter_count({.layers = 3, .width = 5, .inputs = 4, .outputs = 3}),
+            25u + 30 + 18);
 }
 
 TEST(Microbatches, RoundUp) {
