@@ -13,6 +13,8 @@ from measure.processes import FirstLine, NotMeasured, Stopper, run
 TO_MILLISECONDS = {"us": 1e-3, "ms": 1.0}
 VERSION = re.compile(r"\d+\.\d+[\w.+]*")
 FIGURES = re.compile(r"median ([\d.]+) (us|ms) min ([\d.]+) (us|ms)")
+# Of an MLP on 784 inputs with 10 classes: linear layers, their width, rows of a step, steps.
+MlpWork = collections.namedtuple("MlpWork", "layers width batch steps")
 # Of one run, in milliseconds. `detail`: whatever else the program printed. `ideal_factor`: how much
 # longer than the peer's the time would be if nothing but the described hindrance cost time.
 Figures = collections.namedtuple("Figures", "median least detail ideal_factor", defaults=("", 1.0))
@@ -30,12 +32,20 @@ class Programs:
 
     # -- ours --
 
-    def gpt_step(self, replicas, batch, steps, *options):
-        work = self._work(batch, steps)
-        return read_figures(run(self._replicas(replicas, "gpt_step", *work, *options)))
+    def gpt_step(self, replicas, batch, steps, *options, cores=None):
+        command = self._replicas(replicas, "gpt_step", *self._work(batch, steps), *options)
+        return read_figures(run(command, cores=cores))
 
     def plain_gpt_step(self, batch, steps):
         return read_figures(run([self._binary("gpt_step"), "--plain", *self._work(batch, steps)]))
+
+    def mlp_step(self, replicas, work, *options, cores=None):
+        command = self._replicas(replicas, "mlp_step", *self._mlp_work(work), *options)
+        return read_figures(run(command, cores=cores))
+
+    def plain_mlp_step(self, work, *options):
+        return read_figures(run([self._binary("mlp_step"), "--plain", *self._mlp_work(work),
+                                 *options]))
 
     def all_reduce(self, replicas, size_bytes, cores=None):
         command = self._replicas(replicas, "all_reduce", str(size_bytes))
@@ -71,6 +81,11 @@ class Programs:
         return read_figures(run([*self._torchrun(2), os.path.join(self.peers, "ddp_gpt.py"),
                                  *self._work(batch, steps), "--microbatch", str(microbatch)]))
 
+    def torch_mlp(self, ranks, work):
+        start = self._torchrun(ranks) if ranks > 1 else [self._python_with_torch()]
+        return read_figures(run([*start, os.path.join(self.peers, "ddp_mlp.py"),
+                                 *self._mlp_work(work)]))
+
     def gloo_all_reduce(self, ranks, size_bytes, cores=None):
         program = os.path.join(self.peers, "all_reduce_gloo.py")
         return read_figures(run([*self._torchrun(ranks), program, str(size_bytes)], cores=cores))
@@ -103,6 +118,11 @@ class Programs:
             return ["--batch", str(batch), "--steps", "8", "--layers", "2", "--width", "96"]
         return ["--batch", str(batch), "--steps", str(steps)]
 
+    def _mlp_work(self, work):
+        steps = 20 if self.quick else work.steps
+        return ["--layers", str(work.layers), "--width", str(work.width), "--batch",
+                str(work.batch), "--steps", str(steps)]
+
     def _binary(self, name):
         path = os.path.join(self.binaries, name)
         if not os.path.exists(path):
@@ -113,11 +133,14 @@ class Programs:
         return [self._binary("lockstep"), "run", "-n", str(count), "--no-prefix", "--",
                 self._binary(program), *arguments]
 
-    def _torchrun(self, ranks):
+    def _python_with_torch(self):
         if not self.versions()["PyTorch"]:
             name = os.path.basename(self.peer_python)
             raise NotMeasured(f"{name} has no PyTorch; --peer-python names one that has")
-        return [self.peer_python, "-m", "torch.distributed.run", "--standalone",
+        return self.peer_python
+
+    def _torchrun(self, ranks):
+        return [self._python_with_torch(), "-m", "torch.distributed.run", "--standalone",
                 "--nproc-per-node", str(ranks)]
 
     def _tool(self, name, flavour):

@@ -4,7 +4,7 @@ import dataclasses
 import statistics
 import sys
 
-from measure.programs import NotMeasured
+from measure.programs import MlpWork, NotMeasured
 
 KIB = 1024
 GRADIENT_BYTES = 44_000_000  # the gradient of the GPT of 10.9M parameters, in round figures
@@ -31,7 +31,39 @@ def all_rows(programs):
                 ("MPICH", lambda: programs.mpi_all_reduce("mpich", *arguments)),
                 ("gloo", lambda: programs.gloo_all_reduce(*arguments)))
 
+    def mlp_rows(name, words, work, ddp_limit, alone_limit, plain_limit, microbatch="32"):
+        """Against DDP, PyTorch in one process, and one replica against the plain loop."""
+        options = ("--microbatch", microbatch)
+        ours = ("lockstep", lambda: programs.mlp_step(2, work, *options))
+        rows = [
+            Row(f"{name}-ddp", f"{words}, 2 replicas", ours,
+                ((ddp, lambda: programs.torch_mlp(2, work)),), ddp_limit,
+                f"ratio at most {ddp_limit}"),
+            Row(f"{name}-alone", f"{words}, 2 replicas; PyTorch in one process", ours,
+                (("PyTorch", lambda: programs.torch_mlp(1, work)),), alone_limit,
+                f"ratio at most {alone_limit}" if alone_limit else "for comparison"),
+            Row(f"{name}-plain", f"{words}, one replica",
+                ("lockstep", lambda: programs.mlp_step(1, work, *options)),
+                (("plain LibTorch loop", lambda: programs.plain_mlp_step(work, *options)),),
+                plain_limit, f"ratio at most {plain_limit}")]
+        return rows
+
     return [
+        *mlp_rows("mlp-small", "MLP 784-128-10, batch 64", MlpWork(2, 128, 64, 1000),
+                  0.20, 0.65, 1.05),
+        *mlp_rows("mlp-10m", "MLP 784-2048x3-10 (10M), batch 64", MlpWork(4, 2048, 64, 80),
+                  0.70, 1.0, 1.05),
+        *mlp_rows("mlp-54m-64", "MLP 784-4096x4-10 (53.6M), batch 64", MlpWork(5, 4096, 64, 30),
+                  0.72, 1.0, 1.10),
+        *mlp_rows("mlp-54m-16", "MLP 784-4096x4-10 (53.6M), batch 16, microbatch 8",
+                  MlpWork(5, 4096, 16, 40), 0.72, None, 1.10, microbatch="8"),
+        Row("mlp-oversubscribed", "MLP 784-2048x3-10, batch 128, 4 replicas on 2 cores",
+            ("4 replicas", lambda: programs.mlp_step(4, MlpWork(4, 2048, 128, 40), cores=2)),
+            (("2 replicas", lambda: programs.mlp_step(2, MlpWork(4, 2048, 128, 40), cores=2)),),
+            1.3, "ratio at most 1.3"),
+        Row("gpt-oversubscribed", f"{gpt}, batch 16, 4 replicas on 2 cores",
+            ("4 replicas", lambda: programs.gpt_step(4, 16, 8, cores=2)),
+            (("2 replicas", lambda: programs.gpt_step(2, 16, 8, cores=2)),), 1.3, "ratio at most 1.3"),
         Row("gpt-batch-2", f"{gpt}, batch 2, 2 replicas",
             ("lockstep", lambda: programs.gpt_step(2, 2, 40)),
             ((ddp, lambda: programs.ddp_gpt(2, 1, 40)),), 0.88, "ratio at most 0.88"),

@@ -1,6 +1,7 @@
 #include "src/exchange/event.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -41,8 +42,8 @@ uint64_t now_ns() {
 
 }  // namespace
 
-Event::Event(EventWords* words, uint32_t rank, uint64_t spin_ns)
-    : words_(words), rank_(rank), spin_ns_(spin_ns) {}
+Event::Event(EventWords* words, uint32_t rank, uint64_t spin_ns, bool has_core)
+    : words_(words), rank_(rank), spin_ns_(spin_ns), has_core_(has_core) {}
 
 void Event::notify() {
   // Sequentially consistent on both sides: either this sees the sleeper's flag, or the sleeper
@@ -68,9 +69,9 @@ bool Event::spin(uint32_t seen) const {
   if (spin_ns_ == 0) return false;
   const uint64_t end = now_ns() + spin_ns_;
   do {
-    for (int i = 0; i < 32; ++i) {
+    for (int i = 0; i < (has_core_ ? 32 : 1); ++i) {
       if (value() != seen) return true;
-      pause_cpu();
+      has_core_ ? pause_cpu() : static_cast<void>(::sched_yield());
     }
   } while (now_ns() < end);
   return false;

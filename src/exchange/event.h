@@ -20,9 +20,9 @@ struct EventWords {
 /// std::atomic::wait is of no use here: it waits within one process only.
 class Event {
  public:
-  /// `spin_ns`: how long wait() watches the word before it sleeps; 0 where replicas outnumber
-  /// cores.
-  Event(EventWords* words, uint32_t rank, uint64_t spin_ns);
+  /// `spin_ns`: how long wait() watches the word before it sleeps. `has_core` false: between two
+  /// looks it leaves its core to others, since who is awaited may need it.
+  Event(EventWords* words, uint32_t rank, uint64_t spin_ns, bool has_core = true);
 
   uint32_t value() const { return words_->value.load(std::memory_order_acquire); }
 
@@ -48,6 +48,7 @@ class Event {
   EventWords* words_;
   uint32_t rank_;
   uint64_t spin_ns_;
+  bool has_core_;
 };
 
 /// Tells the core that this thread is watching memory.

@@ -46,7 +46,7 @@ AllReduce::State::State(const Group& of_group, int64_t size)
                                        "models and AllReduces in another order");
   }
   mapping = exchange::Mapping(memory, 0, bytes, exchange::Mapping::Kind::kShared);
-  const bool has_cores = group->control().replica_count <= group->control().core_count;
+  const bool has_cores = group->has_cores();
   shared.emplace(mapping.data(), group->rank(), group->size(), elements, has_cores, group->event(),
                  [this](const std::function<bool()>& ready) { wait(ready); });
 }

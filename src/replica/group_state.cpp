@@ -92,8 +92,7 @@ GroupState::GroupState(const GroupOptions& options) {
   threads_ = options.threads != 0 ? options.threads : control_->thread_count;
   at::set_num_threads(static_cast<int>(threads_));
   make_deterministic();
-  const uint64_t spin = control_->replica_count <= control_->core_count ? kSpinNs : 0;
-  event_ = std::make_unique<exchange::Event>(&control_->event, rank_, spin);
+  event_ = std::make_unique<exchange::Event>(&control_->event, rank_, kSpinNs, has_cores());
   if (const char* drills = ::getenv("LOCKSTEP_KILL")) {
     for (const Drill& drill : parse_drills(drills)) {
       if (drill.rank == rank_) drills_.push_back(drill);

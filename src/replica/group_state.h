@@ -63,6 +63,9 @@ class GroupState : public ledger::Host {
   /// Where this replica is, for reports after its death: step counted from 1, 0 for none.
   void set_position(uint64_t step, uint32_t microbatch);
 
+  /// Whether every replica can have a core of its own.
+  bool has_cores() const { return control_->replica_count <= control_->core_count; }
+
   /// What this replica's copy of a model is after its newest update, for the launcher: it compares
   /// the replicas when all have ended.
   void note_copy(uint32_t model, const base::Hash128& parameter_hash);

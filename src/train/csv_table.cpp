@@ -131,7 +131,8 @@ class TableReader {
     if (!table_.has_header()) return true;
     for (size_t i = 0; i < std::max(cells.size(), table_.names.size()); ++i) {
       const std::string_view here = i < cells.size() ? trimmed(cells[i].text) : "";
-      const std::string_view there = i < table_.names.size() ? table_.names[i] : "";
+      const std::string_view there =
+          i < table_.names.size() ? std::string_view(table_.names[i]) : "";
       if (here == there || (here.empty() && i < cells.size() && i < table_.names.size())) continue;
       refuse(
           fmt::format("its header has {} as column {}, that of {} has {}: the columns of all "

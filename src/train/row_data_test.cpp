@@ -291,6 +291,8 @@ TEST(RowDataCsv, FilesAreJoinedIfTheirColumnsAreTheSame) {
   const RowData data = load_row_data(options_for({one, two})).training;
   EXPECT_EQ(data.row_count(), 2u);
   EXPECT_EQ(data.target_value(1), 1.5f);
+  EXPECT_THAT(refusal(options_for({one, folder.write("5.csv", "x,y,more\n1,2,3\n")})),
+              HasSubstr("'more' as column 3"));
   EXPECT_THAT(refusal(options_for({one, folder.write("3.csv", "x,z\n1,2\n")})),
               AllOf(HasSubstr("'z' as column 2"), HasSubstr("'y'")));
 }
