@@ -23,3 +23,8 @@ foreach(check include_check include_check_self_test)
                                  "${PROJECT_SOURCE_DIR}/scripts/check_includes.py" ${options})
   set_tests_properties(${check} PROPERTIES TIMEOUT 120)
 endforeach()
+
+add_test(NAME libtorch_test COMMAND Python3::Interpreter
+                                    "${PROJECT_SOURCE_DIR}/scripts/libtorch_test.py")
+set_tests_properties(libtorch_test PROPERTIES TIMEOUT 120 ENVIRONMENT
+                                              "LOCKSTEP_CMAKE=${CMAKE_COMMAND}")

@@ -20,6 +20,16 @@ endif()
 cmake_path(SET torch_root NORMALIZE "${LOCKSTEP_TORCH_CMAKE_DIR}/../../..")
 string(REGEX REPLACE "/$" "" torch_root "${torch_root}")
 
+# GBs of libraries that lockstep does not use, and a build that it is not tested with.
+foreach(accelerator cuda hip xpu)
+  if(EXISTS "${torch_root}/lib/libtorch_${accelerator}.so")
+    message(FATAL_ERROR
+      "LibTorch in ${torch_root} is built for an accelerator: it holds libtorch_${accelerator}.so. "
+      "Expected: a build for the CPU. Unset CMAKE_PREFIX_PATH and run ./dev build, which fetches one, "
+      "or name the folder of one by CMAKE_PREFIX_PATH.")
+  endif()
+endforeach()
+
 foreach(name torch torch_cpu c10)
   set(file "${torch_root}/lib/lib${name}.so")
   if(NOT EXISTS "${file}")

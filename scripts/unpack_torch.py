@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 import zipfile
+import zlib
 
 WANTED_FOLDERS = ("torch/lib/", "torch/include/", "torch/share/")
 # Python's binding and PyTorch's own test libraries: 33 MB that no C++ program loads.
@@ -90,7 +91,7 @@ def main():
             version = check_build(wheel, wanted_version)
             os.makedirs(partial)
             unpack(wheel, partial)
-    except (zipfile.BadZipFile, EOFError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         print(f"{path} is not a whole wheel: {error}", file=sys.stderr)
         sys.exit(2)

@@ -3,6 +3,8 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include <ATen/Context.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/torch.h>
 
 #include "tests/probe.h"
@@ -664,6 +666,34 @@ void alignment(Context& context) {
         text(parameters) + " gradients " + text(gradients));
 }
 
+// LibTorch's hidden state as Group::from_environment leaves it (rule 11), and what it does.
+void hidden_state(Context&) {
+  const auto& global = at::globalContext();
+  print("deterministic " + text(global.deterministicAlgorithms()) + " warn only " +
+        text(global.deterministicAlgorithmsWarnOnly()) + " fill " +
+        text(global.deterministicFillUninitializedMemory()) + " profiling " +
+        text(torch::jit::getProfilingMode()));
+  try {
+    torch::zeros({3}).put_(torch::tensor({0, 0}), torch::ones({2}));
+    print("an operation without a fixed order is done");
+  } catch (const c10::Error&) {
+    print("an operation without a fixed order is refused");
+  }
+  print("filled " + text(torch::empty({1000}).isnan().all().item<bool>()));
+  const auto script = torch::jit::compile(R"(
+def loss(x, w):
+    h = torch.layer_norm(torch.matmul(x, w), [48])
+    return torch.sum(torch.sigmoid(h) * torch.tanh(h) / (1.0 + torch.exp(-h)))
+)");
+  const auto x = torch::randn({33, 31});
+  auto w = torch::randn({31, 48}).requires_grad_(true);
+  for (int call = 0; call < 4; ++call) {
+    w.mutable_grad() = Tensor();
+    script->run_method("loss", x, w).toTensor().backward();
+    print("call " + hash(w.grad()));
+  }
+}
+
 // Cancelling leaves in float: the order of additions decides what is left.
 void tree(Context& context) {
   const std::vector<float> values = {1e8f, 1, -1e8f, 3, 0.1f, -1e8f, 7, 1e8f, 5, 0.3f, -0.7f};
@@ -754,6 +784,7 @@ std::map<std::string, Scenario> number_scenarios() {
           {"norm_of_floats", norm_of_floats},
           {"norm_of_doubles", norm_of_doubles},
           {"alignment", alignment},
+          {"hidden_state", hidden_state},
           {"tree", tree},
           {"buffer_mean", buffer_mean},
           {"samples", samples}};

@@ -97,7 +97,14 @@ TEST(Refusals, AGraphFromBeforeTheUpdateIsStale) {
 // ----------------------------------------------------------------------------------------------
 
 // A replica that finds it tells all: nobody trains on without it.
-class OtherStructure : public testing::TestWithParam<std::pair<const char*, const char*>> {};
+struct Structure {
+  const char* variant;
+  const char* named;
+};
+
+void PrintTo(const Structure& structure, std::ostream* out) { *out << structure.variant; }
+
+class OtherStructure : public testing::TestWithParam<Structure> {};
 
 TEST_P(OtherStructure, IsNamedOnAllReplicas) {
   const auto [variant, named] = GetParam();
@@ -110,11 +117,11 @@ TEST_P(OtherStructure, IsNamedOnAllReplicas) {
 
 INSTANTIATE_TEST_SUITE_P(
     All, OtherStructure,
-    testing::Values(std::pair{"shape", "parameter second.weight [33, 20] Float"},
-                    std::pair{"order", "parameter second.weight"},
-                    std::pair{"buffer", "buffer extra [4] Float"},
-                    std::pair{"dtype", "parameter first.weight [32, 20] Double"}),
-    [](const auto& structure) { return std::string(structure.param.first); });
+    testing::Values(Structure{"shape", "parameter second.weight [33, 20] Float"},
+                    Structure{"order", "parameter second.weight"},
+                    Structure{"buffer", "buffer extra [4] Float"},
+                    Structure{"dtype", "parameter first.weight [32, 20] Double"}),
+    [](const auto& structure) { return std::string(structure.param.variant); });
 
 TEST(Refusals, OtherValuesAreReplacedByRankZeros) {
   const Lines expected = alone({"other_values"});
@@ -199,6 +206,8 @@ struct Setting {
   const char* variant;
   const char* named;
 };
+
+void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.variant; }
 
 class Settings : public testing::TestWithParam<Setting> {};
 

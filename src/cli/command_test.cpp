@@ -479,6 +479,18 @@ TEST_F(VerifyCommand, ConfirmsARunFromAnyFolder) {
   EXPECT_EQ(lockstep_words({"verify", path("run")}).status, 0);  // into another folder
 }
 
+// The replicas of the first row take the data away before the second row starts.
+TEST_F(VerifyCommand, LooksAtTheDataOnceForAllRowsOfARecipe) {
+  ASSERT_EQ(train("run").status, 0);
+  const std::string worker = folder_.write("worker", "#!/bin/sh\nrm -f '" + text_ + "'\nexec '" +
+                                                         bin_path("fake_worker") + "' \"$@\"\n");
+  std::filesystem::permissions(worker, std::filesystem::perms::owner_all);
+  ::setenv("LOCKSTEP_WORKER", worker.c_str(), 1);
+  const Ran ran = lockstep_words({"verify", path("run"), "--replicas", "1,3"});
+  EXPECT_EQ(ran.status, 0) << ran.all();
+  EXPECT_FALSE(std::filesystem::exists(text_)) << "the test shows nothing";
+}
+
 TEST_F(VerifyCommand, FindsAForgedLog) {
   ASSERT_EQ(train("run").status, 0);
   std::string text = base::read_file(path("run/metrics.jsonl"));

@@ -17,6 +17,7 @@
 namespace lockstep::cli {
 namespace {
 
+using train::PreparedTraining;
 using train::TrainRequest;
 
 constexpr uint64_t kDefaultSteps = 10;
@@ -121,6 +122,14 @@ TrainRequest with_replicas(TrainRequest request, uint32_t count) {
   return request;
 }
 
+// One recipe by another number of replicas. What was found out about the data holds for it too.
+PreparedTraining by_replicas(PreparedTraining training, uint32_t count) {
+  training.options.replicas = count;
+  training.options.replica_reason = "as asked for";
+  training.memory = train::memory_need(training.options, count);
+  return training;
+}
+
 // Refuses what one of the counts cannot do before the first is tried.
 void check_counts(const TrainRequest& request, const std::vector<uint32_t>& counts) {
   for (const uint32_t count : counts) {
@@ -152,8 +161,7 @@ struct Row {
 };
 
 // Runs one row; throws Failed, the reason being on the screen, when it does not come to its end.
-Row train_row(const TrainRequest& request, const std::string& folder, Console& console) {
-  train::PreparedTraining training = train::prepare_training(request);
+Row train_row(PreparedTraining training, const std::string& folder, Console& console) {
   const train::OutFolder out = train::prepare_out_folder(folder, "verify");
   training.options.out = out.path;
   const TrainingOutcome outcome = run_training(training, console);
@@ -243,7 +251,7 @@ int verify_recipe(const VerifyWords& words, Console& console) {
                    false, console);
   std::vector<Row> rows;
   for (const uint32_t count : counts) {
-    rows.push_back(train_row(with_replicas(request, count),
+    rows.push_back(train_row(by_replicas(training, count),
                              fmt::format("{}/replicas-{}", out, count), console));
     console.print(row_text(rows.back(), rows.front(), false));
   }
@@ -256,8 +264,8 @@ int verify_recipe(const VerifyWords& words, Console& console) {
   std::optional<Row> first;
   for (const uint32_t count : counts) {
     scaled.options.global_batch = share * count;
-    const Row row =
-        train_row(with_replicas(scaled, count), fmt::format("{}/scaled-{}", out, count), console);
+    const Row row = train_row(train::prepare_training(with_replicas(scaled, count)),
+                              fmt::format("{}/scaled-{}", out, count), console);
     if (!first) first = row;
     console.print(row_text(row, *first, true));
   }
@@ -293,13 +301,15 @@ int verify_run(const VerifyWords& words, Console& console) {
   request.options.sample = 0;
   const std::vector<uint32_t> counts = parse_counts(words.replicas.value_or("1,3"));
   static_cast<void>(worker_path());
+  const PreparedTraining training = train::prepare_training(
+      with_replicas(request, *std::max_element(counts.begin(), counts.end())));
   const std::string out = words.out ? *words.out : new_folder(run.folder);
 
   console.print(fmt::format("{}: steps {} to {} of {}, trained again from the first step on",
                             run.folder, range.first, range.last, run.metrics.size()));
   for (const uint32_t count : counts) {
-    const Row row = train_row(with_replicas(request, count),
-                              fmt::format("{}/replicas-{}", out, count), console);
+    const Row row =
+        train_row(by_replicas(training, count), fmt::format("{}/replicas-{}", out, count), console);
     const StoredRun again = read_run(row.folder);
     const auto recipe = recipe_differences(run, again);
     if (const auto difference = first_difference(run, again, range.first, range.last)) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "src/exchange/control.h"
 #include "src/exchange/shared_memory.h"
 
 namespace lockstep::exchange {
@@ -13,8 +14,6 @@ constexpr uint64_t kStretch = 65536;  // elements that a rank adds at a time
 constexpr int kLooks = 4000;          // at the others' flags before this rank goes to sleep
 
 uint64_t stretch_count(uint64_t element_count) { return (element_count + kStretch - 1) / kStretch; }
-
-uint64_t head_bytes(uint32_t rank_count) { return round_to_pages(64 + uint64_t{64} * rank_count); }
 
 uint64_t array_bytes(uint64_t element_count) {
   return round_to_pages(element_count * sizeof(float));
@@ -28,6 +27,10 @@ std::vector<tree::Node> all_leaves(uint32_t rank_count) {
 }
 
 }  // namespace
+
+uint64_t SharedSum::head_bytes(uint32_t rank_count) {
+  return round_to_pages(sizeof(Head) + sizeof(Flag) * rank_count);
+}
 
 uint64_t SharedSum::bytes_needed(uint32_t rank_count, uint64_t element_count) {
   // Short: two inputs a rank. Long: one a rank, and the result.
@@ -69,7 +72,7 @@ const float* SharedSum::sum() {
     publish(&Flag::finished);
     return input_of(rank_count_, call_);
   }
-  const float* inputs[256];
+  const float* inputs[kMaxReplicas];
   for (uint32_t rank = 0; rank < rank_count_; ++rank) inputs[rank] = input_of(rank, call_);
   plan_.sum<float>(own_sum_.data(), {inputs, rank_count_}, element_count_);
   return own_sum_.data();
@@ -92,18 +95,18 @@ void SharedSum::add_stretches() {
   }
 }
 
-bool SharedSum::all_are_at(std::atomic<uint64_t> Flag::*stage) const {
-  for (uint32_t rank = 0; rank < rank_count_; ++rank) {
-    if ((flag(rank).*stage).load(std::memory_order_acquire) < call_) return false;
-  }
-  return true;
+// The first rank from `from` on that has not come to the stage; rank_count_ where all have.
+uint32_t SharedSum::next_behind(std::atomic<uint64_t> Flag::*stage, uint32_t from) const {
+  uint32_t rank = from;
+  while (rank < rank_count_ && (flag(rank).*stage).load(std::memory_order_acquire) >= call_) ++rank;
+  return rank;
 }
 
 std::vector<uint32_t> SharedSum::ranks_behind() const {
   const auto stage = waits_for_parts_ ? &Flag::finished : &Flag::arrived;
   std::vector<uint32_t> ranks;
-  for (uint32_t rank = 0; rank < rank_count_; ++rank) {
-    if ((flag(rank).*stage).load(std::memory_order_acquire) < call_) ranks.push_back(rank);
+  for (uint32_t rank = 0; (rank = next_behind(stage, rank)) < rank_count_; ++rank) {
+    ranks.push_back(rank);
   }
   return ranks;
 }
@@ -111,8 +114,9 @@ std::vector<uint32_t> SharedSum::ranks_behind() const {
 void SharedSum::publish(std::atomic<uint64_t> Flag::*stage) {
   (flag(rank_).*stage).store(call_, std::memory_order_release);
   event_.notify_sleepers();
+  const auto all_are_there = [&] { return next_behind(stage, 0) == rank_count_; };
   for (int look = 0; look < kLooks; ++look) {
-    if (all_are_at(stage)) return;
+    if (all_are_there()) return;
     // Where ranks share cores, the one that is awaited may need this one.
     if (has_cores_) {
       pause_cpu();
@@ -120,7 +124,7 @@ void SharedSum::publish(std::atomic<uint64_t> Flag::*stage) {
       ::sched_yield();
     }
   }
-  wait_([&] { return all_are_at(stage); });
+  wait_(all_are_there);
 }
 
 }  // namespace lockstep::exchange

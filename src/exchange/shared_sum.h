@@ -52,11 +52,12 @@ class SharedSum {
     alignas(64) std::atomic<uint64_t> tickets;  // stretches handed out, over all calls
   };
 
+  static uint64_t head_bytes(uint32_t rank_count);
   bool is_short() const { return element_count_ <= kMostShort; }
   Head& head() const { return *reinterpret_cast<Head*>(memory_); }
   Flag& flag(uint32_t rank) const;
   float* input_of(uint32_t rank, uint64_t call) const;
-  bool all_are_at(std::atomic<uint64_t> Flag::*stage) const;
+  uint32_t next_behind(std::atomic<uint64_t> Flag::*stage, uint32_t from) const;
   void publish(std::atomic<uint64_t> Flag::*stage);
   void add_stretches();
 
