@@ -14,6 +14,7 @@ namespace lockstep::cli {
 namespace {
 
 using launch::Program;
+using testing::AllOf;
 using testing::Contains;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -44,6 +45,19 @@ TEST_F(TrainCommand, TheFirstLineStatesTheProduct) {
       ran.out_lines().front(),
       "global batch 8 over 3 replicas (3 + 3 + 2), in microbatches of 1; 13 updates per epoch; "
       "learning rate 3e-4 (unscaled)");
+}
+
+TEST_F(TrainCommand, AnotherProductThanThatOfTheLastRunBesideIsSaid) {
+  EXPECT_THAT(train("a", {"--global-batch", "4"}).out, Not(HasSubstr("global batch was")));
+  EXPECT_THAT(train("b").out_lines()[1],
+              AllOf(HasSubstr("global batch was 4 (in " + path("a") + "), is now 8"),
+                    HasSubstr("the learning rate did not follow and stays 3e-4")));
+  EXPECT_THAT(train("c").out, Not(HasSubstr("global batch was")));
+  EXPECT_THAT(train("d", {"--global-batch", "12", "--lr", "1"}).out,
+              Not(HasSubstr("global batch was")));
+  EXPECT_THAT(train("e", {"--global-batch", "16", "--lr-scale", "sqrt", "--base-batch", "4"}).out,
+              AllOf(HasSubstr("global batch was 12 (in " + path("d") + "), is now 16; "),
+                    HasSubstr("learning rate 6e-4 (3e-4 scaled")));
 }
 
 TEST_F(TrainCommand, WritesOneLineAStepAndNoneAReplica) {

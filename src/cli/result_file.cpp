@@ -130,6 +130,10 @@ void write_result(const train::PreparedTraining& training, const TrainingOutcome
       result.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
+std::map<std::string, std::string> flat_recipe(const std::string& json) {
+  return flat_values(ordered_json::parse(json));
+}
+
 StoredResult read_result(const std::string& folder) {
   const std::string path = folder + "/result.json";
   const std::string text = base::read_file(path, kMostBytes);

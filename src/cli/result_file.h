@@ -29,6 +29,9 @@ struct StoredResult {
   std::vector<std::string> arguments;          // of `lockstep train`, without --replicas and --out
 };
 
+/// The recipe of a run, from its JSON, as StoredResult has it.
+std::map<std::string, std::string> flat_recipe(const std::string& json);
+
 /// Throws Error(kInput) for what we did not write.
 StoredResult read_result(const std::string& folder);
 

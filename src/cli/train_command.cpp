@@ -9,6 +9,7 @@
 #include "src/base/system.h"
 #include "src/cli/command.h"
 #include "src/cli/console.h"
+#include "src/cli/previous_run.h"
 #include "src/cli/training_run.h"
 #include "src/report/product_line.h"
 #include "src/report/progress.h"
@@ -80,7 +81,11 @@ std::string shown(const std::string& path) {
 
 void print_head(const train::PreparedTraining& training, Console& console) {
   const TrainOptions& options = training.options;
-  console.print(report::product_line(product_of(training)));
+  const report::Product product = product_of(training);
+  console.print(report::product_line(product));
+  if (const auto change = change_since_previous_run(options.out, training.recipe, product)) {
+    console.print("             " + *change);
+  }
   console.print(model_line(options));
   console.print("data         " + training.data_summary);
   console.print(fmt::format("replicas     {} ({}), threads {}, about {} each", options.replicas,

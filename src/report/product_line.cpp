@@ -106,10 +106,11 @@ std::string product_line(const Product& product) {
   return line + "; " + learning_rate_text(product);
 }
 
-std::optional<std::string> product_change_line(uint64_t global_batch_before, const Product& now) {
+std::optional<std::string> product_change_line(uint64_t global_batch_before, const Product& now,
+                                               const std::string& place_before) {
   if (global_batch_before == now.global_batch) return std::nullopt;
-  const std::string change =
-      fmt::format("global batch was {}, is now {}; ", global_batch_before, now.global_batch);
+  const std::string change = fmt::format("global batch was {} (in {}), is now {}; ",
+                                         global_batch_before, place_before, now.global_batch);
   if (now.scale != LearningRateScale::kNone) return change + learning_rate_text(now);
   return change + fmt::format("the learning rate did not follow and stays {}",
                               format_learning_rate(now.learning_rate));

@@ -36,9 +36,11 @@ struct Product {
 /// 977 updates per epoch; learning rate 3e-4 (unscaled)".
 std::string product_line(const Product& product);
 
-/// Said when a resume or a dial changed the product: "global batch was 1024, is now 2048; the
-/// learning rate did not follow and stays 3e-4". Absent when the global batch is the same.
+/// Said when a resume or a dial changed the product: "global batch was 1024 (in runs/a), is now
+/// 2048; the learning rate did not follow and stays 3e-4". Absent when the global batch is the
+/// same.
 [[nodiscard]] std::optional<std::string> product_change_line(uint64_t global_batch_before,
-                                                             const Product& now);
+                                                             const Product& now,
+                                                             const std::string& place_before);
 
 }  // namespace lockstep::report

@@ -115,15 +115,17 @@ TEST(ProductLine, ScaledRatesSayFromWhat) {
 }
 
 TEST(ProductChangeLine, SaysWhatItWasAndThatTheRateStayed) {
-  EXPECT_EQ(product_change_line(2048, dials()),
-            "global batch was 2048, is now 1024; the learning rate did not follow and stays 3e-4");
-  EXPECT_FALSE(product_change_line(1024, dials()).has_value());
+  EXPECT_EQ(product_change_line(2048, dials(), "runs/a"),
+            "global batch was 2048 (in runs/a), is now 1024; the learning rate did not follow and "
+            "stays 3e-4");
+  EXPECT_FALSE(product_change_line(1024, dials(), "runs/a").has_value());
   Product scaled = dials();
   scaled.scale = LearningRateScale::kLinear;
   scaled.base_batch = 512;
   scaled.base_learning_rate = 1.5e-4;
-  EXPECT_EQ(product_change_line(2048, scaled),
-            "global batch was 2048, is now 1024; learning rate 3e-4 (0.00015 scaled linearly from "
+  EXPECT_EQ(product_change_line(2048, scaled, "runs/a"),
+            "global batch was 2048 (in runs/a), is now 1024; learning rate 3e-4 (0.00015 scaled "
+            "linearly from "
             "global batch 512 to 1024)");
 }
 

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -28,18 +29,18 @@ namespace {
 
 constexpr size_t kMostBytes = size_t{1} << 16;
 constexpr double kMostSeconds = 5;  // of CPU time, for one input, under the sanitizers
-constexpr const char* kFoundPath = "fuzz-input";
-
 std::string current;  // the input that runs now
 
 // When the process is about to die: no memory may be taken.
 void keep_input() {
-  const int fd = ::open(kFoundPath, O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  char path[64];
+  std::snprintf(path, sizeof path, "%s-input", program_invocation_short_name);
+  const int fd = ::open(path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
   if (fd < 0) return;
   const ssize_t written = ::write(fd, current.data(), current.size());
   ::close(fd);
   std::fprintf(stderr, "the input of %zu bytes is in %s (%zd written): run this program with it\n",
-               current.size(), kFoundPath, written);
+               current.size(), path, written);
 }
 
 double cpu_seconds() {
