@@ -135,9 +135,9 @@ struct Evaluation {
 /// stay the same objects); their values are taken from rank 0. All replicas must construct it with
 /// the same structure. The module must outlive it. Not thread safe.
 ///
-/// Copies that come to differ end the run in the next step; after the last update, when all replicas
-/// have ended, the launcher compares them and fails the run. With an optimizer that is not ours the
-/// parameters count as they are when this object goes.
+/// Copies that come to differ end the run in the next step; after the last update, when all
+/// replicas have ended, the launcher compares them and fails the run. With an optimizer that is not
+/// ours the parameters count as they are when this object goes.
 class DistributedDataParallel {
  public:
   /// Throws Error(kDiverged) naming the first parameter or buffer in which two replicas' models
