@@ -346,6 +346,9 @@ TEST_F(TrainCommand, RefusesWithStatusTwoAndFewLines) {
       {"--width", "1048576", "--layers", "10000"},
       {"--validation", path("none.txt")},
       {"--model", "cnn"},
+      {"--log-dir", ""},
+      {"--tee", "3"},
+      {"--tee", "first"},
       {"--resume"},
       {"stray"},
   };
@@ -514,6 +517,8 @@ TEST_F(VerifyCommand, RefusesBeforeAnythingIsTrained) {
       verify_words(recipe, {"--averaging", "off", "--out", path("v")}),
       verify_words(recipe, {"--per-replica", "3", "--out", path("v")}),
       verify_words(recipe, {"--out", text_}),
+      verify_words(recipe, {"--log-dir", path("logs"), "--out", path("v")}),
+      verify_words(recipe, {"--tee", "0", "--out", path("v")}),
   };
   for (const Words& words : refused) {
     const Ran ran = lockstep_words(words);
@@ -529,7 +534,64 @@ TEST_F(RunCommand, PutsTheRankBeforeEachLineAndKeepsTheStatus) {
   const Ran ran = lockstep_words({"run", "-n", "3", "--", "sh", "-c", "echo hello $LOCKSTEP_RANK"});
   EXPECT_THAT(ran.out_lines(), testing::UnorderedElementsAre("[rank 0] hello 0", "[rank 1] hello 1",
                                                              "[rank 2] hello 2"));
-  EXPECT_EQ(lockstep_words({"run", "-n2", "--", "true"}).status, 2);
+}
+
+TEST_F(RunCommand, TakesTheCountWithoutABlank) {
+  EXPECT_EQ(lockstep_words({"run", "-n3", "--", "echo", "x"}).out_lines().size(), 3u);
+  EXPECT_EQ(lockstep_words({"run", "-n=2", "--", "echo", "x"}).out_lines().size(), 2u);
+}
+
+TEST_F(RunCommand, KeepsWhatReplicasPrintAndShowsOnlyTheRanksAskedFor) {
+  const Ran ran = lockstep_words({"run", "-n3", "--log-dir", path("logs"), "--tee", "0,2", "--",
+                                  "sh", "-c", "echo hello $RANK"});
+  EXPECT_EQ(ran.status, 0) << ran.all();
+  EXPECT_THAT(ran.out_lines(),
+              testing::UnorderedElementsAre("[rank 0] hello 0", "[rank 2] hello 2"));
+  EXPECT_EQ(base::read_file(path("logs/rank-1.out")), "hello 1\n");
+}
+
+TEST_F(RunCommand, WarnsWhereWhatReplicasPrintIsLost) {
+  const Ran ran = lockstep_words({"run", "-n2", "--tee=none", "--", "echo", "x"});
+  EXPECT_EQ(ran.status, 0) << ran.all();
+  EXPECT_THAT(ran.error_lines(), ElementsAre(HasSubstr("--tee none without --log-dir")));
+  EXPECT_THAT(ran.out, IsEmpty());
+}
+
+TEST_F(RunCommand, RefusesLogsAndRanksThatCannotBe) {
+  const std::string started = path("started");
+  for (const Words& words : {Words{"--log-dir", text_}, Words{"--log-dir", "/proc/nope"},
+                             Words{"--log-dir", ""}, Words{"--tee", "2"}, Words{"--tee", "0-"}}) {
+    Words all = {"run", "-n2"};
+    all.insert(all.end(), words.begin(), words.end());
+    all.insert(all.end(), {"--", "touch", started});
+    const Ran ran = lockstep_words(all);
+    EXPECT_EQ(ran.status, 2) << ran.all();
+    EXPECT_EQ(ran.error_lines().size(), 1u) << ran.error;
+    EXPECT_THAT(ran.error, HasSubstr(words[0]));
+  }
+  EXPECT_FALSE(std::filesystem::exists(started));
+}
+
+TEST_F(TrainCommand, KeepsWhatEachReplicaSaysAndShowsOnlyTheRanksAskedFor) {
+  misbehave("*:say=all of us@2;2:say=only me@3;1:out=to stdout@1");
+  const Ran ran = train("run", {"--log-dir", path("logs"), "--tee", "1"});
+  ASSERT_EQ(ran.status, 0) << ran.all();
+  EXPECT_THAT(ran.error, HasSubstr("[rank 1] all of us"));
+  EXPECT_THAT(ran.error, Not(HasSubstr("only me")));
+  EXPECT_EQ(base::read_file(path("logs/rank-2.err")), "all of us\nonly me\n");
+  EXPECT_EQ(base::read_file(path("logs/rank-0.err")), "all of us\n");
+  EXPECT_EQ(base::read_file(path("logs/rank-1.out")), "to stdout\n");
+}
+
+TEST_F(TrainCommand, AFullDiskUnderTheLogsFailsTheRunAndNotTheTraining) {
+  std::filesystem::create_directories(path("logs"));
+  std::filesystem::create_symlink("/dev/full", path("logs/rank-1.err"));
+  misbehave("1:say=lost@2");
+  const Ran ran = train("run", {"--log-dir", path("logs")});
+  EXPECT_EQ(ran.status, 1) << ran.all();
+  EXPECT_THAT(ran.error, HasSubstr("rank-1.err': No space left on device"));
+  EXPECT_EQ(metrics("run").size(), 5u);
+  EXPECT_THAT(result("run"), HasSubstr("\"steps\": 5"));
 }
 
 TEST_F(RunCommand, TakesValuesWithEqualsSigns) {

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/error.h"
+#include "src/launch/rank_list.h"
 
 namespace lockstep::cli {
 namespace {
@@ -54,6 +55,16 @@ void write_output(std::string_view text) {
 }
 
 }  // namespace
+
+std::vector<bool> shown_ranks(const std::string& tee, uint32_t replica_count,
+                              const std::string& log_folder, Console& console) {
+  std::vector<bool> ranks = launch::parse_ranks("--tee", tee, replica_count);
+  if (tee == "none" && log_folder.empty()) {
+    console.warn(
+        "lockstep: warning: --tee none without --log-dir: what the replicas print is lost.");
+  }
+  return ranks;
+}
 
 uint32_t terminal_width() {
   winsize size{};

@@ -26,6 +26,9 @@ constexpr const char* kHelp =
     "  --threads T          of each replica, default 1; part of what the bits depend on\n"
     "  --timeout SECONDS    of a wait for another replica, default 300; 0: never\n"
     "  --no-prefix          print the replicas' lines as they are\n"
+    "  --log-dir DIR        what rank R prints is also appended, byte for byte, to DIR/rank-R.out\n"
+    "                       (standard output) and DIR/rank-R.err; DIR is made\n"
+    "  --tee RANKS          whose lines are shown here: all (default), none, 0, 0,2-3\n"
     "  --kill RANK@STEP     a drill: that replica is killed in that step; repeatable";
 
 struct RunOptions {
@@ -33,6 +36,8 @@ struct RunOptions {
   uint32_t threads = 1;
   uint64_t timeout_seconds = 300;
   bool prefix_lines = true;
+  std::string log_folder;
+  std::string tee = "all";
   std::vector<std::string> kills;
   std::vector<std::string> command;
 };
@@ -70,6 +75,10 @@ RunOptions parse(const std::vector<std::string>& arguments) {
       break;
     }
     if (!word.starts_with('-')) break;
+    if (word.starts_with("-n") && word.size() > 2) {
+      joined = word.substr(word[2] == '=' ? 3 : 2);
+      word.resize(2);
+    }
     const size_t equals = word.find('=');
     if (word.starts_with("--") && equals != std::string::npos) {
       joined = word.substr(equals + 1);
@@ -84,6 +93,11 @@ RunOptions parse(const std::vector<std::string>& arguments) {
       options.timeout_seconds = whole_number(word, value_of(word), 0, 366 * 24 * 3600);
     } else if (word == "--no-prefix") {
       options.prefix_lines = false;
+    } else if (word == "--log-dir") {
+      options.log_folder = value_of(word);
+      if (options.log_folder.empty()) refuse("--log-dir '': expected the name of a folder.");
+    } else if (word == "--tee") {
+      options.tee = value_of(word);
     } else if (word == "--kill") {
       options.kills.push_back(value_of(word));
     } else {
@@ -134,6 +148,8 @@ int run_command(const std::vector<std::string>& arguments) {
   launch.core_count = cpu.usable_cores;
   launch.timeout = std::chrono::seconds(options.timeout_seconds);
   launch.prefix_lines = options.prefix_lines;
+  launch.log_folder = options.log_folder;
+  launch.is_shown = shown_ranks(options.tee, options.replicas, options.log_folder, console);
   const launch::LaunchResult result = launch::run_group(launch);
   const std::string report = launch::failure_report(result);
   if (!report.empty()) console.warn("lockstep: " + report);

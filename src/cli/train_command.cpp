@@ -173,11 +173,13 @@ int train_command(const std::vector<std::string>& arguments) {
   train::TrainRequest request = train::parse_train_arguments(arguments);
   static_cast<void>(worker_path());  // throws where it is missing
   train::PreparedTraining training = train::prepare_training(request);
+  Console console(*report::parse_progress_mode(training.options.progress));
+  shown_ranks(training.options.tee, training.options.replicas, training.options.log_folder,
+              console);  // throws where it is no list of ranks
   const train::OutFolder out =
       train::prepare_out_folder(training.options.out, training.options.model);
   training.options.out = out.path;
   const TrainOptions& options = training.options;
-  Console console(*report::parse_progress_mode(options.progress));
   print_head(training, console);
   const TrainingOutcome outcome = run_training(training, console);
   const int status = outcome.exit_status();

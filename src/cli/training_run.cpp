@@ -15,6 +15,7 @@
 #include "src/base/file.h"
 #include "src/cli/command.h"
 #include "src/cli/result_file.h"
+#include "src/launch/rank_list.h"
 #include "src/train/train_command_line.h"
 
 namespace lockstep::cli {
@@ -92,6 +93,8 @@ launch::LaunchOptions launch_options(const train::PreparedTraining& training) {
   launch.replica_count = options.replicas;
   launch.thread_count = options.threads;
   launch.core_count = training.cpu.usable_cores;
+  launch.log_folder = options.log_folder;
+  launch.is_shown = launch::parse_ranks("--tee", options.tee, options.replicas);
   launch.timeout = std::chrono::seconds(options.timeout_seconds);
   return launch;
 }

@@ -231,6 +231,9 @@ int verify_recipe(const VerifyWords& words, Console& console) {
   if (request.options.per_replica) {
     refuse("verify changes the number of replicas: give --global-batch instead of the dials.");
   }
+  if (!request.options.log_folder.empty() || request.options.tee != "all") {
+    refuse("verify starts several groups: --log-dir and --tee belong to lockstep train and run.");
+  }
   if (!request.options.averaging) {
     refuse(
         "verify with --averaging off: without averaging the result does depend on the replicas.");

@@ -370,7 +370,7 @@ void GroupRun::check_output() {
     end_run(kBrokenOutput, "nobody reads the output any more", options_.grace);
   }
   if (const auto error = output_.take_write_error()) {
-    write_error_ = *error;
+    if (write_error_.empty()) write_error_ = *error;
     output_.notice(*error);
   }
 }

@@ -33,6 +33,8 @@ struct LaunchOptions {
   std::chrono::milliseconds grace{2'000};      // between SIGTERM and SIGKILL when the run is ended
   bool prefix_lines = true;                    // "[rank 2] " before each line
   bool end_on_failure_before_registration = true;
+  std::string log_folder;      // also gets what the replicas print, see log_files.h; empty: none
+  std::vector<bool> is_shown;  // [rank] whether its lines are shown; empty: all are
 
   /// Where lines and notices go when on_line or on_notice are empty. A reader that is slow slows
   /// the replicas, and nothing else.
