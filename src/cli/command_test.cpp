@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "src/base/topology.h"
 #include "src/cli/command_test_support.h"
 #include "src/report/comma_locale.h"
 
@@ -548,6 +549,39 @@ TEST_F(RunCommand, KeepsWhatReplicasPrintAndShowsOnlyTheRanksAskedFor) {
   EXPECT_THAT(ran.out_lines(),
               testing::UnorderedElementsAre("[rank 0] hello 0", "[rank 2] hello 2"));
   EXPECT_EQ(base::read_file(path("logs/rank-1.out")), "hello 1\n");
+}
+
+TEST_F(RunCommand, BindsReplicasToTheirCoresWhereAskedTo) {
+  const Words program = {"--", "grep", "Cpus_allowed_list", "/proc/self/status"};
+  const auto run = [&](Words words) {
+    words.insert(words.begin(), {"run", "-n1"});
+    words.insert(words.end(), program.begin(), program.end());
+    return lockstep_words(words);
+  };
+  const std::string own = base::format_cpu_list(base::allowed_cpus());
+  EXPECT_EQ(run({"--pin", "off"}).out, "[rank 0] Cpus_allowed_list:\t" + own + "\n");
+  const Ran on = run({"--pin", "on"});
+  EXPECT_THAT(on.error_lines(), ElementsAre(StartsWith("lockstep: pinned to core ")));
+  // Named by its lowest CPU.
+  const std::string lowest = on.error.substr(25, on.error.size() - 26);
+  EXPECT_THAT(on.out, StartsWith("[rank 0] Cpus_allowed_list:\t" + lowest));
+  const Ran refused = run({"--pin", "on", "--threads", "1024"});
+  EXPECT_EQ(refused.status, 2) << refused.all();
+  EXPECT_THAT(refused.error, HasSubstr("1 replica x 1024 threads = 1024 threads cannot each"));
+  EXPECT_EQ(run({"--pin", "yes"}).status, 2);
+}
+
+TEST_F(TrainCommand, SaysWhereReplicasArePinnedAndWhyNot) {
+  const Ran on = train("on", {"--replicas", "1", "--pin", "on"});
+  EXPECT_EQ(on.status, 0) << on.all();
+  EXPECT_THAT(on.out, testing::ContainsRegex("replicas     1 .*; pinned to core [0-9]+\n"));
+  const Ran many = train("many", {"--replicas", "8", "--threads", "64"});
+  EXPECT_THAT(many.out, HasSubstr("; not pinned: 8 replicas x 64 threads = 512 threads, "));
+  const Ran off = train("off", {"--pin", "off"});
+  EXPECT_THAT(off.out, Not(HasSubstr("pinned")));
+  EXPECT_EQ(base::read_file(path("on/metrics.jsonl")), base::read_file(path("off/metrics.jsonl")));
+  EXPECT_EQ(train("refused", {"--threads", "1000", "--pin", "on"}).status, 2);
+  EXPECT_FALSE(std::filesystem::exists(path("refused")));
 }
 
 TEST_F(RunCommand, WarnsWhereWhatReplicasPrintIsLost) {

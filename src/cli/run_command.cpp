@@ -12,6 +12,7 @@
 #include "src/cli/command.h"
 #include "src/cli/console.h"
 #include "src/launch/launcher.h"
+#include "src/launch/pinning.h"
 
 namespace lockstep::cli {
 namespace {
@@ -28,6 +29,9 @@ constexpr const char* kHelp =
     "  --no-prefix          print the replicas' lines as they are\n"
     "  --log-dir DIR        what rank R prints is also appended, byte for byte, to DIR/rank-R.out\n"
     "                       (standard output) and DIR/rank-R.err; DIR is made\n"
+    "  --pin auto|on|off    bind each replica to cores of its own; auto (default): where there "
+    "are\n"
+    "                       enough that no other run has, and no CPU quota; costs no bits\n"
     "  --tee RANKS          whose lines are shown here: all (default), none, 0, 0,2-3\n"
     "  --kill RANK@STEP     a drill: that replica is killed in that step; repeatable";
 
@@ -36,6 +40,7 @@ struct RunOptions {
   uint32_t threads = 1;
   uint64_t timeout_seconds = 300;
   bool prefix_lines = true;
+  launch::PinMode pin = launch::PinMode::kAuto;
   std::string log_folder;
   std::string tee = "all";
   std::vector<std::string> kills;
@@ -55,6 +60,12 @@ uint64_t whole_number(const std::string& name, const std::string& text, uint64_t
                        base::quote_path(text), low, high));
   }
   return value;
+}
+
+launch::PinMode pin_mode(const std::string& text) {
+  const auto mode = launch::parse_pin_mode(text);
+  if (!mode) refuse(fmt::format("--pin {}: expected auto, on or off.", base::quote_path(text)));
+  return *mode;
 }
 
 // The words before "--", or before the first that is no option, are ours; the rest is the
@@ -96,6 +107,8 @@ RunOptions parse(const std::vector<std::string>& arguments) {
     } else if (word == "--log-dir") {
       options.log_folder = value_of(word);
       if (options.log_folder.empty()) refuse("--log-dir '': expected the name of a folder.");
+    } else if (word == "--pin") {
+      options.pin = pin_mode(value_of(word));
     } else if (word == "--tee") {
       options.tee = value_of(word);
     } else if (word == "--kill") {
@@ -147,6 +160,10 @@ int run_command(const std::vector<std::string>& arguments) {
   launch.thread_count = options.threads;
   launch.core_count = cpu.usable_cores;
   launch.timeout = std::chrono::seconds(options.timeout_seconds);
+  const launch::Pinning pinning =
+      launch::plan_pinning({options.pin, options.replicas, options.threads});
+  launch.cpus = pinning.cpus;
+  if (options.pin == launch::PinMode::kOn) console.warn("lockstep: " + pinning.note);
   launch.prefix_lines = options.prefix_lines;
   launch.log_folder = options.log_folder;
   launch.is_shown = shown_ranks(options.tee, options.replicas, options.log_folder, console);

@@ -159,12 +159,19 @@ int TrainingOutcome::exit_status() const {
   return problem.empty() && is_complete ? kSuccess : kFailure;
 }
 
-TrainingOutcome run_training(const train::PreparedTraining& training, Console& console) {
+launch::Pinning pinning_of(const train::TrainOptions& options) {
+  return launch::plan_pinning(
+      {*launch::parse_pin_mode(options.pin), options.replicas, options.threads});
+}
+
+TrainingOutcome run_training(const train::PreparedTraining& training,
+                             const launch::Pinning& pinning, Console& console) {
   const train::TrainOptions& options = training.options;
   const uint64_t last_step = options.stop_after == 0
                                  ? training.step_count
                                  : std::min(options.stop_after, training.step_count);
   launch::LaunchOptions launch = launch_options(training);
+  launch.cpus = pinning.cpus;
   remove_leftovers(options.out);
   StepLog log({.folder = options.out,
                .last_step = last_step,

@@ -165,7 +165,7 @@ Row train_row(const TrainRequest& request, const std::string& folder, Console& c
   train::PreparedTraining training = train::prepare_training(request);
   const train::OutFolder out = train::prepare_out_folder(folder, "verify");
   training.options.out = out.path;
-  const TrainingOutcome outcome = run_training(training, console);
+  const TrainingOutcome outcome = run_training(training, pinning_of(training.options), console);
   if (outcome.exit_status() != kSuccess) {
     console.warn(fmt::format(
         "lockstep: verify: the run by {} {} in {} failed\nlockstep: {}", training.options.replicas,

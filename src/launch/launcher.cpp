@@ -19,6 +19,8 @@ void check_options(const LaunchOptions& options) {
   }
   LOCKSTEP_CHECK(options.is_shown.empty() || options.is_shown.size() == options.replica_count,
                  options.is_shown.size(), options.replica_count);
+  LOCKSTEP_CHECK(options.cpus.empty() || options.cpus.size() == options.replica_count,
+                 options.cpus.size(), options.replica_count);
 }
 
 }  // namespace

@@ -95,7 +95,8 @@ Member start_member(const MemberStart& start) {
                                   error.write_end.get(),
                                   {start.control_fd, socket.theirs.get(), lifeline.read_end.get()},
                                   start.signals,
-                                  start.open_file_limit});
+                                  start.open_file_limit,
+                                  start.cpus});
   Member member;
   member.rank = start.rank;
   member.incarnation = start.incarnation;

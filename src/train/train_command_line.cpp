@@ -232,6 +232,8 @@ void read_run(const OptionWords& words, const Reader& reader, TrainRequest& requ
   if (words.has("log-dir") && options.log_folder.empty()) {
     refuse("--log-dir '': expected the name of a folder.");
   }
+  constexpr std::array<std::string_view, 3> kPinModes = {"auto", "on", "off"};
+  options.pin = kPinModes[reader.choice("pin", kPinModes, 0)];
   if (words.has("tee")) options.tee = words.last("tee");
   if (words.has("progress")) options.progress = words.last("progress");
   if (!report::parse_progress_mode(options.progress)) {
