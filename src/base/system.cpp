@@ -17,124 +17,19 @@
 #include "lockstep/error.h"
 #include "src/base/cgroup.h"
 #include "src/base/file.h"
-#include "src/base/number.h"
+#include "src/base/kernel_files.h"
+#include "src/base/topology.h"
 
 namespace lockstep::base {
 namespace {
 
-constexpr uint64_t kSmallFileBytes = uint64_t{1} << 24;
-constexpr uint32_t kCpuLimit = 1u << 16;  // far above what any kernel supports (8192)
 // v1 writes "no limit" as the largest multiple of the page size.
 constexpr uint64_t kNoMemoryLimit = uint64_t{1} << 62;
-
-std::string_view trim(std::string_view text) {
-  const auto blank = [](char c) { return c == ' ' || c == '\t' || c == '\n'; };
-  while (!text.empty() && blank(text.front())) text.remove_prefix(1);
-  while (!text.empty() && blank(text.back())) text.remove_suffix(1);
-  return text;
-}
-
-template <typename Number>
-std::optional<Number> trimmed_number(std::string_view text) {
-  return number_from<Number>(trim(text));
-}
-
-// Most of these files exist on some machines only, and some vanish while a container is torn down.
-std::optional<std::string> read_if_there(const std::string& path) {
-  try {
-    return read_file(path, kSmallFileBytes);
-  } catch (const Error&) {
-    return std::nullopt;
-  }
-}
 
 template <typename Number>
 std::optional<Number> read_number(const std::string& path) {
   const auto text = read_if_there(path);
   return text ? trimmed_number<Number>(*text) : std::nullopt;
-}
-
-// The kernel's list form, "0-3,8,10-11". Absent when it is not in that form.
-std::optional<std::set<uint32_t>> parse_cpu_list(std::string_view text) {
-  std::set<uint32_t> cpus;
-  text = trim(text);
-  while (!text.empty()) {
-    const size_t comma = text.find(',');
-    const std::string_view range = text.substr(0, comma);
-    text = comma == std::string_view::npos ? std::string_view() : text.substr(comma + 1);
-    const size_t dash = range.find('-');
-    const auto first = trimmed_number<uint32_t>(range.substr(0, dash));
-    const auto last =
-        dash == std::string_view::npos ? first : trimmed_number<uint32_t>(range.substr(dash + 1));
-    if (!first || !last || *first > *last || *last >= kCpuLimit) return std::nullopt;
-    for (uint32_t cpu = *first; cpu <= *last; ++cpu) cpus.insert(cpus.end(), cpu);
-  }
-  return cpus;
-}
-
-// The value of a line "NAME: VALUE" or "NAME VALUE" in a file of such lines.
-std::optional<std::string_view> field(std::string_view lines, std::string_view name) {
-  while (!lines.empty()) {
-    const size_t end = lines.find('\n');
-    std::string_view line = lines.substr(0, end);
-    lines = end == std::string_view::npos ? std::string_view() : lines.substr(end + 1);
-    if (!line.starts_with(name)) continue;
-    line.remove_prefix(name.size());
-    if (line.starts_with(':')) return trim(line.substr(1));
-    if (line.starts_with(' ')) return trim(line);
-  }
-  return std::nullopt;
-}
-
-std::set<uint32_t> affinity_of_thread() {
-  // The mask must be at least as long as the kernel's own, which it does not tell.
-  for (uint32_t bits = 1024; bits <= kCpuLimit; bits *= 2) {
-    struct FreeMask {
-      void operator()(cpu_set_t* mask) const { CPU_FREE(mask); }
-    };
-    const std::unique_ptr<cpu_set_t, FreeMask> mask(CPU_ALLOC(bits));
-    if (!mask) break;
-    const size_t size_bytes = CPU_ALLOC_SIZE(bits);
-    if (::sched_getaffinity(0, size_bytes, mask.get()) == 0) {
-      std::set<uint32_t> cpus;
-      for (uint32_t cpu = 0; cpu < bits; ++cpu) {
-        if (CPU_ISSET_S(cpu, size_bytes, mask.get())) cpus.insert(cpu);
-      }
-      return cpus;
-    }
-    if (errno != EINVAL) break;
-  }
-  throw Error(ErrorCode::kEnvironment,
-              fmt::format("cannot tell which CPUs this process may use: sched_getaffinity: {}. "
-                          "Give the number of replicas yourself (--replicas N).",
-                          std::generic_category().message(errno)));
-}
-
-std::set<uint32_t> affinity_in_tree(const std::string& root) {
-  const std::string status = read_file(root + "/proc/self/status", kSmallFileBytes);
-  const auto list = field(status, "Cpus_allowed_list");
-  const auto cpus = list ? parse_cpu_list(*list) : std::nullopt;
-  if (!cpus || cpus->empty()) {
-    throw Error(ErrorCode::kEnvironment,
-                fmt::format("cannot tell which CPUs this process may use: {} has no usable line "
-                            "Cpus_allowed_list (found '{}').",
-                            quote_path(root + "/proc/self/status"), list.value_or("")));
-  }
-  return *cpus;
-}
-
-// Cores that share nothing but caches. Where the topology is not shown each CPU counts as one.
-uint32_t count_physical(const std::string& prefix, const std::set<uint32_t>& cpus) {
-  std::set<uint32_t> cores;  // each by its lowest sibling
-  for (const uint32_t cpu : cpus) {
-    const std::string folder =
-        fmt::format("{}/sys/devices/system/cpu/cpu{}/topology/", prefix, cpu);
-    auto list = read_if_there(folder + "core_cpus_list");
-    if (!list) list = read_if_there(folder + "thread_siblings_list");  // before Linux 5.3
-    const auto siblings = list ? parse_cpu_list(*list) : std::nullopt;
-    cores.insert(siblings && siblings->contains(cpu) ? *siblings->begin() : cpu);
-  }
-  return static_cast<uint32_t>(cores.size());
 }
 
 struct Quota {
@@ -226,11 +121,10 @@ MemoryBudget room_in_machine(const std::string& prefix) {
 }  // namespace
 
 CpuBudget cpu_budget(const std::string& root) {
-  const std::string prefix = root == "/" ? "" : root;
-  const std::set<uint32_t> cpus = prefix.empty() ? affinity_of_thread() : affinity_in_tree(root);
+  const std::set<uint32_t> cpus = allowed_cpus(root);
   CpuBudget budget;
   budget.affinity_cores = static_cast<uint32_t>(cpus.size());
-  budget.physical_cores = count_physical(prefix, cpus);
+  budget.physical_cores = static_cast<uint32_t>(cores_of(cpus, root).size());
   std::optional<Quota> smallest;
   for (const CgroupFolder& cgroup : cgroups_of(root, "cpu")) {
     auto quota = quota_of(cgroup);

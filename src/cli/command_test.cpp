@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "src/base/topology.h"
 #include "src/cli/command_test_support.h"
 #include "src/report/comma_locale.h"
 
@@ -360,6 +361,9 @@ TEST_F(TrainCommand, RefusesWithStatusTwoAndFewLines) {
       {"--width", "1048576", "--layers", "10000"},
       {"--validation", path("none.txt")},
       {"--model", "cnn"},
+      {"--log-dir", ""},
+      {"--tee", "3"},
+      {"--tee", "first"},
       {"--resume"},
       {"stray"},
   };
@@ -542,6 +546,8 @@ TEST_F(VerifyCommand, RefusesBeforeAnythingIsTrained) {
       verify_words(recipe, {"--averaging", "off", "--out", path("v")}),
       verify_words(recipe, {"--per-replica", "3", "--out", path("v")}),
       verify_words(recipe, {"--out", text_}),
+      verify_words(recipe, {"--log-dir", path("logs"), "--out", path("v")}),
+      verify_words(recipe, {"--tee", "0", "--out", path("v")}),
   };
   for (const Words& words : refused) {
     const Ran ran = lockstep_words(words);
@@ -557,7 +563,97 @@ TEST_F(RunCommand, PutsTheRankBeforeEachLineAndKeepsTheStatus) {
   const Ran ran = lockstep_words({"run", "-n", "3", "--", "sh", "-c", "echo hello $LOCKSTEP_RANK"});
   EXPECT_THAT(ran.out_lines(), testing::UnorderedElementsAre("[rank 0] hello 0", "[rank 1] hello 1",
                                                              "[rank 2] hello 2"));
-  EXPECT_EQ(lockstep_words({"run", "-n2", "--", "true"}).status, 2);
+}
+
+TEST_F(RunCommand, TakesTheCountWithoutABlank) {
+  EXPECT_EQ(lockstep_words({"run", "-n3", "--", "echo", "x"}).out_lines().size(), 3u);
+  EXPECT_EQ(lockstep_words({"run", "-n=2", "--", "echo", "x"}).out_lines().size(), 2u);
+}
+
+TEST_F(RunCommand, KeepsWhatReplicasPrintAndShowsOnlyTheRanksAskedFor) {
+  const Ran ran = lockstep_words({"run", "-n3", "--log-dir", path("logs"), "--tee", "0,2", "--",
+                                  "sh", "-c", "echo hello $RANK"});
+  EXPECT_EQ(ran.status, 0) << ran.all();
+  EXPECT_THAT(ran.out_lines(),
+              testing::UnorderedElementsAre("[rank 0] hello 0", "[rank 2] hello 2"));
+  EXPECT_EQ(base::read_file(path("logs/rank-1.out")), "hello 1\n");
+}
+
+TEST_F(RunCommand, BindsReplicasToTheirCoresWhereAskedTo) {
+  const Words program = {"--", "grep", "Cpus_allowed_list", "/proc/self/status"};
+  const auto run = [&](Words words) {
+    words.insert(words.begin(), {"run", "-n1"});
+    words.insert(words.end(), program.begin(), program.end());
+    return lockstep_words(words);
+  };
+  const std::string own = base::format_cpu_list(base::allowed_cpus());
+  EXPECT_EQ(run({"--pin", "off"}).out, "[rank 0] Cpus_allowed_list:\t" + own + "\n");
+  const Ran on = run({"--pin", "on"});
+  EXPECT_THAT(on.error_lines(), ElementsAre(StartsWith("lockstep: pinned to core ")));
+  // Named by its lowest CPU.
+  const std::string lowest = on.error.substr(25, on.error.size() - 26);
+  EXPECT_THAT(on.out, StartsWith("[rank 0] Cpus_allowed_list:\t" + lowest));
+  const Ran refused = run({"--pin", "on", "--threads", "1024"});
+  EXPECT_EQ(refused.status, 2) << refused.all();
+  EXPECT_THAT(refused.error, HasSubstr("1 replica x 1024 threads = 1024 threads cannot each"));
+  EXPECT_EQ(run({"--pin", "yes"}).status, 2);
+}
+
+TEST_F(TrainCommand, SaysWhereReplicasArePinnedAndWhyNot) {
+  const Ran on = train("on", {"--replicas", "1", "--pin", "on"});
+  EXPECT_EQ(on.status, 0) << on.all();
+  EXPECT_THAT(on.out, testing::ContainsRegex("replicas     1 .*; pinned to core [0-9]+\n"));
+  const Ran many = train("many", {"--replicas", "8", "--threads", "64"});
+  EXPECT_THAT(many.out, HasSubstr("; not pinned: 8 replicas x 64 threads = 512 threads, "));
+  const Ran off = train("off", {"--pin", "off"});
+  EXPECT_THAT(off.out, Not(HasSubstr("pinned")));
+  EXPECT_EQ(base::read_file(path("on/metrics.jsonl")), base::read_file(path("off/metrics.jsonl")));
+  EXPECT_EQ(train("refused", {"--threads", "1000", "--pin", "on"}).status, 2);
+  EXPECT_FALSE(std::filesystem::exists(path("refused")));
+}
+
+TEST_F(RunCommand, WarnsWhereWhatReplicasPrintIsLost) {
+  const Ran ran = lockstep_words({"run", "-n2", "--tee=none", "--", "echo", "x"});
+  EXPECT_EQ(ran.status, 0) << ran.all();
+  EXPECT_THAT(ran.error_lines(), ElementsAre(HasSubstr("--tee none without --log-dir")));
+  EXPECT_THAT(ran.out, IsEmpty());
+}
+
+TEST_F(RunCommand, RefusesLogsAndRanksThatCannotBe) {
+  const std::string started = path("started");
+  for (const Words& words : {Words{"--log-dir", text_}, Words{"--log-dir", "/proc/nope"},
+                             Words{"--log-dir", ""}, Words{"--tee", "2"}, Words{"--tee", "0-"}}) {
+    Words all = {"run", "-n2"};
+    all.insert(all.end(), words.begin(), words.end());
+    all.insert(all.end(), {"--", "touch", started});
+    const Ran ran = lockstep_words(all);
+    EXPECT_EQ(ran.status, 2) << ran.all();
+    EXPECT_EQ(ran.error_lines().size(), 1u) << ran.error;
+    EXPECT_THAT(ran.error, HasSubstr(words[0]));
+  }
+  EXPECT_FALSE(std::filesystem::exists(started));
+}
+
+TEST_F(TrainCommand, KeepsWhatEachReplicaSaysAndShowsOnlyTheRanksAskedFor) {
+  misbehave("*:say=all of us@2;2:say=only me@3;1:out=to stdout@1");
+  const Ran ran = train("run", {"--log-dir", path("logs"), "--tee", "1"});
+  ASSERT_EQ(ran.status, 0) << ran.all();
+  EXPECT_THAT(ran.error, HasSubstr("[rank 1] all of us"));
+  EXPECT_THAT(ran.error, Not(HasSubstr("only me")));
+  EXPECT_EQ(base::read_file(path("logs/rank-2.err")), "all of us\nonly me\n");
+  EXPECT_EQ(base::read_file(path("logs/rank-0.err")), "all of us\n");
+  EXPECT_EQ(base::read_file(path("logs/rank-1.out")), "to stdout\n");
+}
+
+TEST_F(TrainCommand, AFullDiskUnderTheLogsFailsTheRunAndNotTheTraining) {
+  std::filesystem::create_directories(path("logs"));
+  std::filesystem::create_symlink("/dev/full", path("logs/rank-1.err"));
+  misbehave("1:say=lost@2");
+  const Ran ran = train("run", {"--log-dir", path("logs")});
+  EXPECT_EQ(ran.status, 1) << ran.all();
+  EXPECT_THAT(ran.error, HasSubstr("rank-1.err': No space left on device"));
+  EXPECT_EQ(metrics("run").size(), 5u);
+  EXPECT_THAT(result("run"), HasSubstr("\"steps\": 5"));
 }
 
 TEST_F(RunCommand, TakesValuesWithEqualsSigns) {

@@ -13,6 +13,7 @@
 
 #include "lockstep/error.h"
 #include "src/cli/command.h"
+#include "src/launch/rank_list.h"
 
 namespace lockstep::cli {
 namespace {
@@ -62,6 +63,16 @@ bool asks_for_help(const std::vector<std::string>& arguments) {
     if (word == "--help" || word == "-h") return true;
   }
   return false;
+}
+
+std::vector<bool> shown_ranks(const std::string& tee, uint32_t replica_count,
+                              const std::string& log_folder, Console& console) {
+  std::vector<bool> ranks = launch::parse_ranks("--tee", tee, replica_count);
+  if (tee == "none" && log_folder.empty()) {
+    console.warn(
+        "lockstep: warning: --tee none without --log-dir: what the replicas print is lost.");
+  }
+  return ranks;
 }
 
 uint32_t terminal_width() {

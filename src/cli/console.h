@@ -2,6 +2,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "src/report/progress.h"
 
@@ -24,6 +25,10 @@ class Console {
  private:
   report::Progress progress_;
 };
+
+/// Reads --tee; warns where what is not shown is kept nowhere. Throws Error(kUsage).
+std::vector<bool> shown_ranks(const std::string& tee, uint32_t replica_count,
+                              const std::string& log_folder, Console& console);
 
 /// The standard output's width in columns; 80 where it is no terminal.
 uint32_t terminal_width();

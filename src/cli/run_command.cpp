@@ -12,6 +12,7 @@
 #include "src/cli/command.h"
 #include "src/cli/console.h"
 #include "src/launch/launcher.h"
+#include "src/launch/pinning.h"
 
 namespace lockstep::cli {
 namespace {
@@ -25,6 +26,11 @@ and ends when the last has ended: with 0 if all went well, else with the first f
   --threads T          of each replica, default 1; part of what the bits depend on
   --timeout SECONDS    of a wait for another replica, default 300; 0: never
   --no-prefix          print the replicas' lines as they are
+  --log-dir DIR        what rank R prints is also appended, byte for byte, to DIR/rank-R.out
+                       (standard output) and DIR/rank-R.err; DIR is made
+  --tee RANKS          whose lines are shown here: all (default), none, 0, 0,2-3
+  --pin auto|on|off    bind each replica to cores of its own; auto (default): where there are
+                       enough that no other run has, and no CPU quota; costs no bits
   --kill RANK@STEP     a drill: that replica is killed in that step; repeatable)";
 
 struct RunOptions {
@@ -32,6 +38,9 @@ struct RunOptions {
   uint32_t threads = 1;
   uint64_t timeout_seconds = 300;
   bool prefix_lines = true;
+  launch::PinMode pin = launch::PinMode::kAuto;
+  std::string log_folder;
+  std::string tee = "all";
   std::vector<std::string> kills;
   std::vector<std::string> command;
 };
@@ -48,6 +57,12 @@ uint64_t whole_number(const std::string& name, const std::string& text, uint64_t
                        base::quote_path(text), low, high));
   }
   return *value;
+}
+
+launch::PinMode pin_mode(const std::string& text) {
+  const auto mode = launch::parse_pin_mode(text);
+  if (!mode) refuse(fmt::format("--pin {}: expected auto, on or off.", base::quote_path(text)));
+  return *mode;
 }
 
 // The words before "--", or before the first that is no option, are ours; the rest is the
@@ -68,6 +83,10 @@ RunOptions parse(const std::vector<std::string>& arguments) {
       break;
     }
     if (!word.starts_with('-')) break;
+    if (word.starts_with("-n") && word.size() > 2) {
+      joined = word.substr(word[2] == '=' ? 3 : 2);
+      word.resize(2);
+    }
     const size_t equals = word.find('=');
     if (word.starts_with("--") && equals != std::string::npos) {
       joined = word.substr(equals + 1);
@@ -82,6 +101,13 @@ RunOptions parse(const std::vector<std::string>& arguments) {
       options.timeout_seconds = whole_number(word, value_of(word), 0, 366 * 24 * 3600);
     } else if (word == "--no-prefix") {
       options.prefix_lines = false;
+    } else if (word == "--log-dir") {
+      options.log_folder = value_of(word);
+      if (options.log_folder.empty()) refuse("--log-dir '': expected the name of a folder.");
+    } else if (word == "--pin") {
+      options.pin = pin_mode(value_of(word));
+    } else if (word == "--tee") {
+      options.tee = value_of(word);
     } else if (word == "--kill") {
       options.kills.push_back(value_of(word));
     } else {
@@ -123,7 +149,13 @@ int run_command(const std::vector<std::string>& arguments) {
   launch.thread_count = options.threads;
   launch.core_count = cpu.usable_cores;
   launch.timeout = std::chrono::seconds(options.timeout_seconds);
+  const launch::Pinning pinning =
+      launch::plan_pinning({options.pin, options.replicas, options.threads});
+  launch.cpus = pinning.cpus;
+  if (options.pin == launch::PinMode::kOn) console.warn("lockstep: " + pinning.note);
   launch.prefix_lines = options.prefix_lines;
+  launch.log_folder = options.log_folder;
+  launch.is_shown = shown_ranks(options.tee, options.replicas, options.log_folder, console);
   const launch::LaunchResult result = launch::run_group(launch);
   const std::string report = launch::failure_report(result);
   if (!report.empty()) console.warn("lockstep: " + report);

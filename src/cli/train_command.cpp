@@ -79,7 +79,8 @@ std::string shown(const std::string& path) {
   return quoted.size() == path.size() + 2 ? path : quoted;
 }
 
-void print_head(const train::PreparedTraining& training, Console& console) {
+void print_head(const train::PreparedTraining& training, const std::string& pinning_note,
+                Console& console) {
   const TrainOptions& options = training.options;
   const report::Product product = product_of(training);
   console.print(report::product_line(product));
@@ -88,9 +89,10 @@ void print_head(const train::PreparedTraining& training, Console& console) {
   }
   console.print(model_line(options));
   console.print("data         " + training.data_summary);
-  console.print(fmt::format("replicas     {} ({}), threads {}, about {} each", options.replicas,
+  console.print(fmt::format("replicas     {} ({}), threads {}, about {} each{}", options.replicas,
                             options.replica_reason, options.threads,
-                            base::format_bytes(training.memory.per_replica())));
+                            base::format_bytes(training.memory.per_replica()),
+                            pinning_note.empty() ? "" : "; " + pinning_note));
   console.print(fmt::format("steps        {}{}; seed {}{}", training.step_count,
                             training.length_note.empty() ? "" : " (" + training.length_note + ")",
                             options.seed, options.seed_was_chosen ? " (chosen now)" : ""));
@@ -200,13 +202,16 @@ int train_command(const std::vector<std::string>& arguments) {
   train::TrainRequest request = train::parse_train_arguments(arguments);
   static_cast<void>(worker_path());  // throws where it is missing
   train::PreparedTraining training = train::prepare_training(request);
+  Console console(*report::parse_progress_mode(training.options.progress));
+  shown_ranks(training.options.tee, training.options.replicas, training.options.log_folder,
+              console);  // throws where it is no list of ranks
+  const launch::Pinning pinning = pinning_of(training.options);
   const train::OutFolder out =
       train::prepare_out_folder(training.options.out, train::word_of(training.options.model));
   training.options.out = out.path;
   const TrainOptions& options = training.options;
-  Console console(*report::parse_progress_mode(options.progress));
-  print_head(training, console);
-  const TrainingOutcome outcome = run_training(training, console);
+  print_head(training, pinning.note, console);
+  const TrainingOutcome outcome = run_training(training, pinning, console);
   const int status = outcome.exit_status();
   if (status == kSuccess) {
     print_success(training, outcome, console);

@@ -15,6 +15,7 @@
 #include "src/base/file.h"
 #include "src/cli/command.h"
 #include "src/cli/result_file.h"
+#include "src/launch/rank_list.h"
 #include "src/train/train_command_line.h"
 
 namespace lockstep::cli {
@@ -92,6 +93,8 @@ launch::LaunchOptions launch_options(const train::PreparedTraining& training) {
   launch.replica_count = options.replicas;
   launch.thread_count = options.threads;
   launch.core_count = training.cpu.usable_cores;
+  launch.log_folder = options.log_folder;
+  launch.is_shown = launch::parse_ranks("--tee", options.tee, options.replicas);
   launch.timeout = std::chrono::seconds(options.timeout_seconds);
   return launch;
 }
@@ -156,12 +159,19 @@ int TrainingOutcome::exit_status() const {
   return problem.empty() && is_complete ? kSuccess : kFailure;
 }
 
-TrainingOutcome run_training(const train::PreparedTraining& training, Console& console) {
+launch::Pinning pinning_of(const train::TrainOptions& options) {
+  return launch::plan_pinning(
+      {*launch::parse_pin_mode(options.pin), options.replicas, options.threads});
+}
+
+TrainingOutcome run_training(const train::PreparedTraining& training,
+                             const launch::Pinning& pinning, Console& console) {
   const train::TrainOptions& options = training.options;
   const uint64_t last_step = options.stop_after == 0
                                  ? training.step_count
                                  : std::min(options.stop_after, training.step_count);
   launch::LaunchOptions launch = launch_options(training);
+  launch.cpus = pinning.cpus;
   remove_leftovers(options.out);
   StepLog log(
       {.folder = options.out,

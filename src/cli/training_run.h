@@ -6,6 +6,7 @@
 #include "src/cli/console.h"
 #include "src/cli/step_log.h"
 #include "src/launch/launcher.h"
+#include "src/launch/pinning.h"
 #include "src/train/preparation.h"
 
 namespace lockstep::cli {
@@ -26,7 +27,11 @@ struct TrainingOutcome {
 /// Starts the replicas, writes the files of the run to options.out (metrics.jsonl, timings.jsonl,
 /// result.json), shows progress on the console, and returns when no replica is left. What
 /// goes wrong after the start is told by the outcome. Throws Error(kEnvironment) before it.
-TrainingOutcome run_training(const train::PreparedTraining& training, Console& console);
+TrainingOutcome run_training(const train::PreparedTraining& training,
+                             const launch::Pinning& pinning, Console& console);
+
+/// The cores of the replicas. Throws Error(kUsage).
+launch::Pinning pinning_of(const train::TrainOptions& options);
 
 /// The file beside this program that the replicas are started from.
 std::string worker_path();

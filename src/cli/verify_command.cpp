@@ -164,7 +164,7 @@ struct Row {
 Row train_row(PreparedTraining training, const std::string& folder, Console& console) {
   const train::OutFolder out = train::prepare_out_folder(folder, "verify");
   training.options.out = out.path;
-  const TrainingOutcome outcome = run_training(training, console);
+  const TrainingOutcome outcome = run_training(training, pinning_of(training.options), console);
   if (outcome.exit_status() != kSuccess) {
     console.warn(fmt::format(
         "lockstep: verify: the run by {} {} in {} failed\nlockstep: {}", training.options.replicas,
@@ -229,6 +229,9 @@ int verify_recipe(const VerifyWords& words, Console& console) {
   TrainRequest request = train::parse_train_arguments(words.rest);
   if (request.options.per_replica) {
     refuse("verify changes the number of replicas: give --global-batch instead of the dials.");
+  }
+  if (!request.options.log_folder.empty() || request.options.tee != "all") {
+    refuse("verify starts several groups: --log-dir and --tee belong to lockstep train and run.");
   }
   if (!request.options.averaging) {
     refuse(

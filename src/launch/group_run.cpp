@@ -102,9 +102,11 @@ std::string GroupRun::difference_of_copies() const {
 void GroupRun::start(uint32_t rank) {
   const uint32_t incarnation = rank + 1;
   control_.take_seat(rank, incarnation);
-  members_.push_back(start_member({rank, incarnation, options_.replica_count, options_.thread_count,
-                                   options_.command, control_.fd(), run_token_, signals_,
-                                   scope_.open_file_limit()}));
+  const std::vector<uint32_t> no_cpus;
+  members_.push_back(
+      start_member({rank, incarnation, options_.replica_count, options_.thread_count,
+                    options_.command, control_.fd(), run_token_, signals_, scope_.open_file_limit(),
+                    options_.cpus.empty() ? no_cpus : options_.cpus[rank]}));
   take_signals();
 }
 
@@ -401,7 +403,7 @@ void GroupRun::check_output() {
     end_run(kBrokenOutput, "nobody reads the output any more", options_.grace);
   }
   if (const auto error = output_.take_write_error()) {
-    write_error_ = *error;
+    if (write_error_.empty()) write_error_ = *error;
     output_.notice(*error);
   }
 }

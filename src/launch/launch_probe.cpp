@@ -1,6 +1,6 @@
 // The program that the tests of this folder start, as launcher and as replica:
 //
-//   launch_probe launch -n COUNT [--raw] [--grace MS] -- COMMAND...
+//   launch_probe launch -n COUNT [--raw] [--grace MS] [--log-dir DIR] [--tee RANKS] -- COMMAND...
 //     a run, as the command line does it
 //
 //   launch_probe replica ACTION...
@@ -25,6 +25,7 @@
 
 #include "src/exchange/event.h"
 #include "src/launch/launcher.h"
+#include "src/launch/rank_list.h"
 #include "src/launch/replica_link.h"
 
 namespace {
@@ -241,6 +242,11 @@ int launch(int count, char** arguments) {
       options.replica_count = static_cast<uint32_t>(std::atoi(arguments[++i]));
     } else if (std::strcmp(arguments[i], "--grace") == 0 && i + 1 < count) {
       options.grace = std::chrono::milliseconds(std::atoi(arguments[++i]));
+    } else if (std::strcmp(arguments[i], "--log-dir") == 0 && i + 1 < count) {
+      options.log_folder = arguments[++i];
+    } else if (std::strcmp(arguments[i], "--tee") == 0 && i + 1 < count) {
+      options.is_shown =
+          lockstep::launch::parse_ranks("--tee", arguments[++i], options.replica_count);
     }
   }
   for (++i; i < count; ++i) options.command.emplace_back(arguments[i]);

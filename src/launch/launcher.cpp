@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/error.h"
+#include "src/base/check.h"
 #include "src/launch/group_run.h"
 
 namespace lockstep::launch {
@@ -16,6 +17,10 @@ void check_options(const LaunchOptions& options) {
     throw Error(ErrorCode::kUsage, fmt::format("{} replicas on one host: expected 1 to {}",
                                                options.replica_count, exchange::kMaxReplicas));
   }
+  LOCKSTEP_CHECK(options.is_shown.empty() || options.is_shown.size() == options.replica_count,
+                 options.is_shown.size(), options.replica_count);
+  LOCKSTEP_CHECK(options.cpus.empty() || options.cpus.size() == options.replica_count,
+                 options.cpus.size(), options.replica_count);
 }
 
 }  // namespace

@@ -29,10 +29,13 @@ struct LaunchOptions {
   uint32_t replica_count = 1;
   uint32_t thread_count = 1;                   // per microbatch
   uint32_t core_count = 1;                     // that the group may use
+  std::vector<std::vector<uint32_t>> cpus;     // [rank] it is bound to, see pinning.h; empty: none
   std::chrono::milliseconds timeout{300'000};  // of waits for another replica; 0: never
   std::chrono::milliseconds grace{2'000};      // between SIGTERM and SIGKILL when the run is ended
   bool prefix_lines = true;                    // "[rank 2] " before each line
   bool end_on_failure_before_registration = true;
+  std::string log_folder;      // also gets what the replicas print, see log_files.h; empty: none
+  std::vector<bool> is_shown;  // [rank] whether its lines are shown; empty: all are
 
   /// Where lines and notices go when on_line or on_notice are empty. A reader that is slow slows
   /// the replicas, and nothing else.

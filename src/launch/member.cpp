@@ -55,6 +55,7 @@ bool Stream::relay(Output& output, LastLines& last_lines, size_t limit_bytes) {
     }
     any = true;
     total += static_cast<size_t>(size);
+    output.keep(rank_, is_stderr_, {bytes, static_cast<size_t>(size)});
     splitter_.feed({bytes, static_cast<size_t>(size)}, emit_to(output, last_lines));
     last_byte_ = Clock::now();
   }
@@ -94,7 +95,8 @@ Member start_member(const MemberStart& start) {
                                   error.write_end.get(),
                                   {start.control_fd, socket.theirs.get(), lifeline.read_end.get()},
                                   start.signals,
-                                  start.open_file_limit});
+                                  start.open_file_limit,
+                                  start.cpus});
   Member member;
   member.rank = start.rank;
   member.incarnation = start.incarnation;

@@ -82,6 +82,7 @@ struct MemberStart {
   const std::string& run_token;
   const StopSignals& signals;
   uint64_t open_file_limit;
+  const std::vector<uint32_t>& cpus;  // see SpawnRequest
 };
 
 Member start_member(const MemberStart& start);

@@ -49,10 +49,17 @@ void OutputSink::write_ready() {
 
 Output::Output(const LaunchOptions& options)
     : options_(options),
+      logs_(options.log_folder.empty() ? LogFiles()
+                                       : LogFiles(options.log_folder, options.replica_count)),
       is_shared_(is_same_file(options.stdout_fd, options.stderr_fd)),
       targets_{{{OutputSink(options.stdout_fd), {}}, {OutputSink(options.stderr_fd), {}}}} {}
 
+void Output::keep(uint32_t rank, bool is_stderr, std::string_view bytes) {
+  logs_.append(rank, is_stderr, bytes);
+}
+
 void Output::line(const OutputLine& line) {
+  if (!options_.is_shown.empty() && !options_.is_shown[line.rank]) return;
   if (!options_.on_line) return append_line(line);
   if (!reader_gone_ && !options_.on_line(line)) reader_gone_ = true;
 }
@@ -107,7 +114,7 @@ std::optional<std::string> Output::take_write_error() {
                        &target == &targets_[0] ? "standard output" : "standard error",
                        std::strerror(error));
   }
-  return std::nullopt;
+  return logs_.take_error();
 }
 
 void LastLines::add(std::string_view line) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "src/launch/launcher.h"
+#include "src/launch/log_files.h"
 
 namespace lockstep::launch {
 
@@ -46,6 +47,10 @@ class Output {
   explicit Output(const LaunchOptions& options);
 
   void line(const OutputLine& line);
+
+  /// Bytes as a replica has printed them, for its files. REQUIRES: all of them come here.
+  void keep(uint32_t rank, bool is_stderr, std::string_view bytes);
+
   void notice(std::string_view sentence);
 
   /// False: what comes from there should stay unread for now.
@@ -62,7 +67,7 @@ class Output {
   /// Nobody reads what the replicas print.
   bool is_closed() const;
 
-  /// A write error other than that, once.
+  /// A write error other than that: the first of these streams, and the first of the files.
   std::optional<std::string> take_write_error();
 
  private:
@@ -75,6 +80,7 @@ class Output {
   void append_line(const OutputLine& line);
 
   const LaunchOptions& options_;
+  LogFiles logs_;
   // Both descriptors lead to one file (2>&1, a terminal): one sink then, or else the lines of one
   // stream would stand within those of the other wherever a reader is slow.
   const bool is_shared_;

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -41,7 +42,18 @@ struct Execution {
   pid_t launcher;
   int error_fd;
   sigset_t signal_mask;
+  const std::vector<unsigned long>& cpu_mask;  // as the kernel takes it; empty: none
 };
+
+std::vector<unsigned long> mask_of(const std::vector<uint32_t>& cpus) {
+  constexpr uint32_t kBits = 8 * sizeof(unsigned long);
+  std::vector<unsigned long> mask;
+  for (const uint32_t cpu : cpus) {
+    mask.resize(std::max<size_t>(mask.size(), cpu / kBits + 1));
+    mask[cpu / kBits] |= 1ul << (cpu % kBits);
+  }
+  return mask;
+}
 
 void keep_open_after_exec(int fd) { ::fcntl(fd, F_SETFD, 0); }
 
@@ -59,6 +71,11 @@ void keep_open_after_exec(int fd) { ::fcntl(fd, F_SETFD, 0); }
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) {
     limit.rlim_cur = request.open_file_limit;
     ::setrlimit(RLIMIT_NOFILE, &limit);
+  }
+  // Where the CPUs have gone meanwhile the child stays unbound: that costs time and no bits.
+  const auto& mask = execution.cpu_mask;
+  if (!mask.empty()) {
+    ::syscall(SYS_sched_setaffinity, 0, mask.size() * sizeof mask[0], mask.data());
   }
   ::sigprocmask(SIG_SETMASK, &execution.signal_mask, nullptr);
   ::execvpe(execution.arguments[0], execution.arguments, execution.environment);
@@ -118,8 +135,9 @@ SpawnedProcess spawn(const SpawnRequest& request) {
   Pipe exec_error = make_pipe();
   SpawnedProcess process;
   process.exec_error = std::move(exec_error.read_end);
+  const auto cpu_mask = mask_of(request.cpus);
   Execution execution{
-      arguments.data(), environment.data(), ::getpid(), exec_error.write_end.get(), {}};
+      arguments.data(), environment.data(), ::getpid(), exec_error.write_end.get(), {}, cpu_mask};
   sigset_t all;
   ::sigfillset(&all);
   // No handler may run in the child: it would write to the pipe that it shares with us.

@@ -22,9 +22,10 @@ struct SpawnRequest {
   const std::vector<std::string>& environment;
   int stdout_fd;
   int stderr_fd;
-  std::array<int, 3> inherited_fds;  // stay open in the child, under the same numbers
-  const StopSignals& signals;        // undone in the child
-  uint64_t open_file_limit;          // the child's
+  std::array<int, 3> inherited_fds;   // stay open in the child, under the same numbers
+  const StopSignals& signals;         // undone in the child
+  uint64_t open_file_limit;           // the child's
+  const std::vector<uint32_t>& cpus;  // that the child is bound to; empty: it is not
 };
 
 struct SpawnedProcess {

@@ -36,7 +36,7 @@ RunScope::RunScope(uint32_t replica_count) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) open_file_limit_ = limit.rlim_cur;
-  constexpr uint64_t kPerReplica = 10;
+  constexpr uint64_t kPerReplica = 12;
   constexpr uint64_t kOthers = 2048;  // arenas, the caller's own
   const uint64_t needed = kPerReplica * replica_count + kOthers;
   if (needed > open_file_limit_) set_open_file_limit(needed);

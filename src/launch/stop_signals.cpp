@@ -10,7 +10,7 @@
 namespace lockstep::launch {
 namespace {
 
-constexpr std::array kCaught = {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGCHLD};
+constexpr std::array kCaught = {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGXFSZ, SIGCHLD};
 
 std::atomic<int> handler_fd{-1};
 
@@ -23,7 +23,7 @@ void write_signal(int signal) {
 }
 
 void (*handler_of(int signal))(int) {
-  if (signal == SIGPIPE) return SIG_IGN;
+  if (signal == SIGPIPE || signal == SIGXFSZ) return SIG_IGN;
   return signal == SIGCHLD ? SIG_DFL : write_signal;
 }
 

@@ -9,10 +9,11 @@
 
 namespace lockstep::launch {
 
-/// Catches SIGINT, SIGTERM and SIGHUP and ignores SIGPIPE while it lives; one at a time in a
-/// process. SIGCHLD gets its default: where it was ignored, the kernel would forget how children
-/// ended. Handlers that write to a pipe, not a signalfd: it would need the signals blocked in
-/// threads that the caller started before. A signal that was ignored before (nohup) stays ignored.
+/// Catches SIGINT, SIGTERM and SIGHUP and ignores SIGPIPE and SIGXFSZ (the write fails instead)
+/// while it lives; one at a time in a process. SIGCHLD gets its default: where it was ignored, the
+/// kernel would forget how children ended. Handlers that write to a pipe, not a signalfd: it would
+/// need the signals blocked in threads that the caller started before. A signal that was ignored
+/// before (nohup) stays ignored.
 class StopSignals {
  public:
   StopSignals();
@@ -30,7 +31,7 @@ class StopSignals {
 
  private:
   Pipe pipe_;
-  std::array<struct sigaction, 5> before_{};  // [index in kCaught]
+  std::array<struct sigaction, 6> before_{};  // [index in kCaught]
 };
 
 }  // namespace lockstep::launch

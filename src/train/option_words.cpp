@@ -74,6 +74,10 @@ constexpr Option kOptions[] = {
     {"hash-every", "STEPS", kRun, "hash the whole state; default 0: at the end only"},
     {"kill", "RANK@STEP[:POINT]", kRun, "a drill: kills a replica there; repeatable", Kind::kList},
     {"progress", "auto|bar|plain|none", kRun, "default auto"},
+    {"log-dir", "DIR", kRun,
+     "what rank R prints is also appended to DIR/rank-R.out and DIR/rank-R.err, byte for byte"},
+    {"pin", "auto|on|off", kRun, "bind each replica to cores of its own; default auto: where free"},
+    {"tee", "RANKS", kRun, "whose lines are shown: all (default), none, 0, 0,2-3"},
     {"timeout", "SECONDS", kRun, "of a wait for another replica, default 300; 0: never"},
     {"config", "FILE", kRun, "TOML with any of these options, e.g. lr = 3e-4"},
     // Without influence on the result; tests show that.

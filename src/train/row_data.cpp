@@ -97,17 +97,26 @@ bool is_there(const std::string& path) {
   return status && status->kind == base::FileKind::kRegular;
 }
 
-// MNIST's training images in a folder, under any of their usual names.
-std::string images_in_folder(const std::string& folder) {
-  for (const char* name : {"train-images-idx3-ubyte", "train-images.idx3-ubyte"}) {
+enum class Part { kTraining, kHeldOut };
+
+// MNIST's images in a folder, under any of their usual names.
+std::string images_in_folder(const std::string& folder, Part part) {
+  const std::string start = folder + (part == Part::kTraining ? "/train" : "/t10k");
+  for (const char* name : {"-images-idx3-ubyte", "-images.idx3-ubyte"}) {
     for (const char* ending : {"", ".gz"}) {
-      const std::string path = folder + "/" + name + ending;
+      const std::string path = start + name + ending;
       if (is_there(path)) return path;
     }
   }
-  refuse(folder,
-         "the folder holds no train-images-idx3-ubyte, plain or .gz, as MNIST has it. CSV "
-         "files are named one by one.");
+  if (part == Part::kHeldOut) {
+    refuse(folder,
+           "as held-out data a folder must hold t10k-images-idx3-ubyte, plain or .gz, as MNIST has "
+           "it.");
+  }
+  refuse(
+      folder,
+      "the folder holds no train-images-idx3-ubyte, plain or .gz, as MNIST has it. CSV files are "
+      "named one by one.");
 }
 
 std::string labels_of(const std::string& images) {
@@ -126,13 +135,14 @@ std::string labels_of(const std::string& images) {
 }
 
 // What the paths name, of one kind: one or two idx files, or CSV files.
-std::vector<LoadedFile> load_files(const std::vector<std::string>& paths) {
+std::vector<LoadedFile> load_files(const std::vector<std::string>& paths,
+                                   Part part = Part::kTraining) {
   if (paths.empty()) throw Error(ErrorCode::kUsage, "no data was named: give --data.");
   std::vector<LoadedFile> files;
   for (const std::string& path : paths) {
     check_kind(path);
     const bool is_folder = base::file_status(path)->kind == base::FileKind::kFolder;
-    files.push_back(load_file(is_folder ? images_in_folder(path) : path));
+    files.push_back(load_file(is_folder ? images_in_folder(path, part) : path));
     if (files.back().is_idx() != files.front().is_idx()) {
       refuse(path, fmt::format("it is {}, {} is {}: they cannot be joined.",
                                files.back().is_idx() ? "an idx file" : "CSV",
@@ -221,13 +231,30 @@ bool all_whole(const std::vector<double>& values) {
   });
 }
 
+// A slip in one of many numbers would else make a class of each of them.
+void refuse_words_among_fractions(const CsvTable& csv, size_t word) {
+  for (const std::string& text : csv.targets) {
+    const auto number = csv_number(text);
+    if (!number || *number == std::floor(*number)) continue;
+    throw Error(
+        ErrorCode::kInput,
+        fmt::format("cannot read {}: {} is no number, but {} elsewhere in this column is. "
+                    "Mend the cell, or say --task classification.",
+                    csv.target_place(word), quote_path(csv.targets[word].substr(0, 60)), text));
+  }
+}
+
 // Classification where a target is a word, regression where one has a fraction; else as asked.
 Task task_of(const CsvTable& csv, const std::optional<std::vector<double>>& numbers,
              const std::optional<Task>& asked) {
   if (!numbers) {
-    if (asked != Task::kRegression) return Task::kClassification;
+    if (asked == Task::kClassification) return Task::kClassification;
     size_t row = 0;
     while (csv_number(csv.targets[row])) ++row;
+    if (!asked) {
+      refuse_words_among_fractions(csv, row);
+      return Task::kClassification;
+    }
     throw Error(ErrorCode::kUsage,
                 fmt::format("--task regression: {} holds {}, which is no number.",
                             csv.target_place(row), quote_path(csv.targets[row].substr(0, 60))));
@@ -316,9 +343,15 @@ Statistics statistics_of(const CsvTable& csv, const std::vector<uint64_t>& rows)
       statistics.deviation[i] += difference * difference;
     }
   }
-  for (double& deviation : statistics.deviation) {
-    deviation = std::sqrt(deviation / count);
-    if (deviation == 0) deviation = 1;  // a constant column
+  for (size_t i = 0; i < inputs; ++i) {
+    // The mean of equal numbers may be another in the last bit: a constant column is told by them.
+    const double first = csv.inputs[rows.front() * inputs + i];
+    const bool is_constant = std::all_of(rows.begin(), rows.end(), [&](uint64_t row) {
+      return csv.inputs[row * inputs + i] == first;
+    });
+    if (is_constant) statistics.mean[i] = first;
+    double& deviation = statistics.deviation[i];
+    deviation = is_constant ? 1 : std::sqrt(deviation / count);
   }
   return statistics;
 }
@@ -391,7 +424,7 @@ RowSplit load_idx(std::vector<LoadedFile> files, const RowDataOptions& options) 
   const RowNumbers rows = hold_out(table.row_count, options.validation_fraction);
   RowSplit split = split_of(std::move(table), rows);
   if (!options.validation_path) return split;
-  std::vector<LoadedFile> held_out = load_files({*options.validation_path});
+  std::vector<LoadedFile> held_out = load_files({*options.validation_path}, Part::kHeldOut);
   const std::string path = held_out.front().path;
   if (!held_out.front().is_idx()) refuse(path, "the training data are idx files, this is CSV.");
   RowTable other = idx_table(std::move(held_out), options);
@@ -437,7 +470,7 @@ RowSplit load_csv(const std::vector<LoadedFile>& files, const RowDataOptions& op
   RowSplit split = split_of(std::move(table), rows);
   if (!options.validation_path) return split;
 
-  const std::vector<LoadedFile> held_out = load_files({*options.validation_path});
+  const std::vector<LoadedFile> held_out = load_files({*options.validation_path}, Part::kHeldOut);
   const std::string& path = held_out.front().path;
   if (held_out.front().is_idx()) refuse(path, "the training data are CSV, this is an idx file.");
   CsvTable other = csv_table(held_out, options.target);

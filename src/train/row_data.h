@@ -27,11 +27,12 @@ struct RowDataOptions {
   /// last one. Error(kUsage) for idx.
   std::string target;
 
-  /// Absent: idx and a target with words are classes; a target with a fraction is regression; whole
-  /// numbers could be either, and are refused with the choice.
+  /// Absent: idx and a target of words are classes; one of numbers, some with a fraction, is
+  /// regression; whole numbers, or words among fractions, could be either: refused with the choice.
   std::optional<Task> task;
 
-  /// Held-out data: paths as above (one), or a share of the rows, above 0 and below 1. Not both.
+  /// Held-out data: a path as above (a folder: its t10k files), or a share of the rows, above 0 and
+  /// below 1. Not both.
   std::optional<std::string> validation_path;
   double validation_fraction = 0;
 };

@@ -143,6 +143,20 @@ TEST(RowDataIdx, WhatDoesNotBelongTogetherIsRefused) {
   EXPECT_THAT(refusal(options_for({empty.path()})), HasSubstr("no train-images-idx3-ubyte"));
 }
 
+TEST(RowDataIdx, AFolderAsHeldOutDataGivesItsTestImages) {
+  const TempFolder folder;
+  folder.write("train-images-idx3-ubyte", images(2, 1, "ab"));
+  folder.write("train-labels-idx1-ubyte", labels("\x01\x02"));
+  RowDataOptions options = options_for({folder.path()});
+  options.validation_path = folder.path();
+  EXPECT_THAT(refusal(options), HasSubstr("t10k-images-idx3-ubyte"));
+  folder.write("t10k-images-idx3-ubyte.gz", gzip(images(3, 1, "cde")));
+  folder.write("t10k-labels-idx1-ubyte", labels("\x02\x01\x02"));
+  const RowSplit split = load_row_data(options);
+  EXPECT_THAT(classes_of(split.training), ElementsAre(1, 2));
+  EXPECT_THAT(classes_of(*split.validation), ElementsAre(2, 1, 2));
+}
+
 TEST(RowDataIdx, OptionsOfCsvAreRefused) {
   const TempFolder folder;
   const std::vector<std::string> paths = {folder.write("i", images(1, 1, "a")),
@@ -205,6 +219,20 @@ TEST(RowDataCsv, WholeNumbersNeedTheTaskToBeSaid) {
   const RowData data = load_row_data(options).training;
   EXPECT_THAT(data.class_names(), ElementsAre("9", "10"));
   EXPECT_THAT(classes_of(data), ElementsAre(1, 0, 0));
+}
+
+TEST(RowDataCsv, AWordAmongFractionsIsRefusedWithItsPlace) {
+  EXPECT_THAT(csv_refusal("1,0.5\n2,1.O\n3,2\n"),
+              AllOf(HasSubstr("line 2, column 2"), HasSubstr("'1.O' is no number, but 0.5")));
+  const TempFolder folder;
+  RowDataOptions options = options_for({folder.write("a.csv", "1,0.5\n2,x\n")});
+  options.task = Task::kClassification;
+  EXPECT_THAT(load_row_data(options).training.class_names(), ElementsAre("0.5", "x"));
+}
+
+TEST(RowDataCsv, AConstantColumnIsZeroAlsoWhereItsMeanIsRounded) {
+  const RowData data = load_text("0.1,a\n0.1,b\n0.1,a\n");
+  for (uint64_t row = 0; row < 3; ++row) EXPECT_THAT(inputs_of(data, row), ElementsAre(0.0f));
 }
 
 TEST(RowDataCsv, ATaskThatTheTargetsContradictIsRefusedWithThePlace) {

@@ -280,6 +280,13 @@ void read_run(const OptionWords& words, const Reader& reader, TrainRequest& requ
   request.has_out = words.has("out");
   if (request.has_out) options.out = words.last("out");
   if (request.has_out && options.out.empty()) refuse("--out '': expected the name of a folder.");
+  if (words.has("log-dir")) options.log_folder = words.last("log-dir");
+  if (words.has("log-dir") && options.log_folder.empty()) {
+    refuse("--log-dir '': expected the name of a folder.");
+  }
+  constexpr std::array<std::string_view, 3> kPinModes = {"auto", "on", "off"};
+  options.pin = kPinModes[reader.choice("pin", kPinModes, 0)];
+  if (words.has("tee")) options.tee = words.last("tee");
   if (words.has("progress")) options.progress = words.last("progress");
   if (!report::parse_progress_mode(options.progress)) {
     refuse(fmt::format("--progress {}: expected auto, bar, plain or none.",

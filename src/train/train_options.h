@@ -84,6 +84,9 @@ struct TrainOptions {
 
   std::string out;
   std::string progress = "auto";
+  std::string log_folder;  // --log-dir; empty: none. This and the next: the launcher's alone
+  std::string pin = "auto";
+  std::string tee = "all";         // whose lines are shown; read by the launcher
   uint64_t timeout_seconds = 300;  // 0: never
 };
 
