@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
@@ -23,7 +24,8 @@ constexpr const char* kHelp =
     "print,\n"
     "and ends when the last has ended: with 0 if all went well, else with the first failure's "
     "status.\n\n"
-    "  -n, --replicas N     how many; default: one per physical core that may be used\n"
+    "  -n, --replicas N     how many; default: what the cores that may be used hold, and is "
+    "printed\n"
     "  --threads T          of each replica, default 1; part of what the bits depend on\n"
     "  --timeout SECONDS    of a wait for another replica, default 300; 0: never\n"
     "  --no-prefix          print the replicas' lines as they are\n"
@@ -143,7 +145,13 @@ int run_command(const std::vector<std::string>& arguments) {
   }
   RunOptions options = parse(arguments);
   const base::CpuBudget cpu = base::cpu_budget();
-  if (options.replicas == 0) options.replicas = cpu.usable_cores;
+  if (options.replicas == 0) {
+    options.replicas =
+        std::clamp(cpu.usable_cores / options.threads, 1u, uint32_t{exchange::kMaxReplicas});
+    console.warn(fmt::format("lockstep: {} {}, {} {} each ({})", options.replicas,
+                             options.replicas == 1 ? "replica" : "replicas", options.threads,
+                             options.threads == 1 ? "thread" : "threads", cpu.reason));
+  }
   const uint64_t threads = uint64_t{options.replicas} * options.threads;
   if (threads > cpu.usable_cores) {
     console.warn(
