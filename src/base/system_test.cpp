@@ -129,6 +129,16 @@ TEST(CpuBudget, QuotaOfTheMountPointItselfHolds) {
   EXPECT_THAT(cpu_budget(machine.root()).reason, HasSubstr("quota of 1 core (cpu.max"));
 }
 
+TEST(CpuBudget, QuotasAreRoundedDown) {
+  Machine machine;
+  machine.version_2("/a");
+  for (const auto& [quota, cores] :
+       {std::pair("100000", 1u), std::pair("150000", 1u), std::pair("299999", 2u)}) {
+    machine.file("sys/fs/cgroup/a/cpu.max", std::string(quota) + " 100000\n");
+    EXPECT_EQ(cpu_budget(machine.root()).usable_cores, cores) << quota;
+  }
+}
+
 TEST(CpuBudget, AtLeastOneCoreIsLeft) {
   Machine machine;
   machine.version_2("/a");

@@ -599,6 +599,51 @@ TEST_F(RunCommand, BindsReplicasToTheirCoresWhereAskedTo) {
   EXPECT_EQ(run({"--pin", "yes"}).status, 2);
 }
 
+// On one CPU only, whatever the machine has.
+Words on_one_cpu(const Words& command) {
+  Words words = {"taskset", "-c", std::to_string(*base::allowed_cpus().begin())};
+  words.insert(words.end(), command.begin(), command.end());
+  return words;
+}
+
+TEST_F(RunCommand, TakesAsManyReplicasAsTheAffinityMaskHoldsAndSaysWhy) {
+  for (const char* threads : {"1", "3"}) {
+    const Ran ran = run_program(on_one_cpu(
+        lockstep_command({"run", "--threads", threads, "--", "sh", "-c", "echo $WORLD_SIZE"})));
+    EXPECT_EQ(ran.out, "[rank 0] 1\n") << ran.all();
+    EXPECT_THAT(ran.error, StartsWith(std::string("lockstep: 1 replica, ") + threads + " thread"));
+    EXPECT_THAT(ran.error, HasSubstr("1 physical core in the affinity mask; "));
+  }
+}
+
+TEST_F(TrainCommand, TakesAsManyReplicasAsTheAffinityMaskHoldsAndSaysWhy) {
+  Words words = {"train", "--data",    text_, "--layers", "1", "--heads", "1",        "--width",
+                 "8",     "--context", "10",  "--steps",  "2", "--out",   path("run")};
+  const Ran ran = run_program(on_one_cpu(lockstep_command(words)));
+  EXPECT_EQ(ran.status, 0) << ran.all();
+  EXPECT_THAT(ran.out, HasSubstr("\nreplicas     1 (1 physical core in the affinity mask; "));
+}
+
+TEST_F(TrainCommand, ThreadsOfTheEnvironmentAreNotObeyedAndThatIsSaidOnce) {
+  ::setenv("OMP_NUM_THREADS", "6", 1);
+  const Ran ran = train("run", {"--threads", "1"});
+  ::unsetenv("OMP_NUM_THREADS");
+  EXPECT_EQ(ran.status, 0) << ran.all();
+  EXPECT_EQ(count_of(ran.error, "OMP_NUM_THREADS=6 in the environment is not used"), 1u);
+  EXPECT_THAT(ran.out, HasSubstr(", threads 1, "));
+}
+
+TEST_F(TrainCommand, RanksOfTheEnvironmentAreNotObeyedAndThatIsSaid) {
+  Words words = {"env", "RANK=0", "WORLD_SIZE=abc", "LOCAL_RANK=0", "MASTER_ADDR=nowhere"};
+  const Words command = lockstep_command(train_words("run", {"--replicas", "2"}));
+  words.insert(words.end(), command.begin(), command.end());
+  const Ran ran = run_program(words);
+  EXPECT_EQ(ran.status, 0) << ran.all();
+  for (const char* variable : {"RANK=0", "WORLD_SIZE=abc", "LOCAL_RANK=0", "MASTER_ADDR=nowhere"}) {
+    EXPECT_THAT(ran.error, HasSubstr(std::string(": ") + variable + " in the environment"));
+  }
+}
+
 TEST_F(TrainCommand, SaysWhereReplicasArePinnedAndWhyNot) {
   const Ran on = train("on", {"--replicas", "1", "--pin", "on"});
   EXPECT_EQ(on.status, 0) << on.all();

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <optional>
@@ -22,7 +23,7 @@ constexpr const char* kHelp = R"(usage: lockstep run -n N [options] -- PROGRAM [
 Starts N replicas of a program that uses the library, puts "[rank R] " before what they print,
 and ends when the last has ended: with 0 if all went well, else with the first failure's status.
 
-  -n, --replicas N     how many; default: one per physical core that may be used
+  -n, --replicas N     how many; default: what the cores that may be used hold
   --threads T          of each replica, default 1; part of what the bits depend on
   --timeout SECONDS    of a wait for another replica, default 300; 0: never
   --no-prefix          print the replicas' lines as they are
@@ -132,7 +133,13 @@ int run_command(const std::vector<std::string>& arguments) {
   }
   RunOptions options = parse(arguments);
   const base::CpuBudget cpu = base::cpu_budget();
-  if (options.replicas == 0) options.replicas = cpu.usable_cores;
+  if (options.replicas == 0) {
+    options.replicas =
+        std::clamp(cpu.usable_cores / options.threads, 1u, uint32_t{exchange::kMaxReplicas});
+    console.warn(fmt::format("lockstep: {} {}, {} {} each ({})", options.replicas,
+                             options.replicas == 1 ? "replica" : "replicas", options.threads,
+                             options.threads == 1 ? "thread" : "threads", cpu.reason));
+  }
   const uint64_t threads = uint64_t{options.replicas} * options.threads;
   if (threads > cpu.usable_cores) {
     console.warn(

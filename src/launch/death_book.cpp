@@ -23,10 +23,27 @@ const Death* first_fault(const std::vector<Death>& deaths) {
 }
 
 std::string last_lines(const Death& death) {
-  if (death.last_stderr_lines.empty()) return "";
+  if (death.last_stderr_lines.empty() || death.lines_are_on_screen) return "";
   std::string text = fmt::format("\nthe last lines of rank {} on standard error:", death.rank);
   for (const std::string& line : death.last_stderr_lines) text += "\n  | " + line;
   return text;
+}
+
+// What it said, without its rank.
+std::vector<std::string> words_of(const Death& death) {
+  std::vector<std::string> lines = death.last_stderr_lines;
+  const std::string own = fmt::format("rank {}", death.rank);
+  for (std::string& line : lines) {
+    for (size_t at = line.find(own); at != std::string::npos; at = line.find(own, at)) {
+      line.replace(at, own.size(), "rank");
+    }
+  }
+  return lines;
+}
+
+// The same error on both, so that neither is the cause of the other.
+bool are_alike(const Death& one, const Death& other) {
+  return one.wait_status == other.wait_status && words_of(one) == words_of(other);
 }
 
 std::string list_ranks(const std::vector<uint32_t>& ranks) {
@@ -83,6 +100,7 @@ const Death* DeathBook::add(Ending ending) {
   death.cause = ending.cause;
   death.seconds = ending.seconds;
   death.last_stderr_lines = std::move(ending.last_stderr_lines);
+  death.lines_begin = ending.lines_begin;
   death.description =
       describe_wait_status(death.wait_status) + describe_place(death.step, death.microbatch);
   if (!ending.is_registered) death.description += " before it had joined the group";
@@ -143,15 +161,20 @@ std::string failure_report(const LaunchResult& result) {
     report += last_lines(*fault);
   }
   std::vector<uint32_t> consequences;
+  std::vector<uint32_t> alike;
   for (const Death& death : result.deaths) {
     if (&death == first || (&death == fault && death.is_consequence)) continue;
-    if (death.is_consequence) {
+    if (death.is_consequence && death.cause == DeathCause::kItself && are_alike(death, *first)) {
+      alike.push_back(death.rank);
+    } else if (death.is_consequence) {
       consequences.push_back(death.rank);
     } else {
       report += fmt::format("\nrank {} failed as well: it {}", death.rank, death.description);
     }
   }
+  std::sort(alike.begin(), alike.end());
   std::sort(consequences.begin(), consequences.end());
+  if (!alike.empty()) report += fmt::format("\n{} ended in the same way", list_ranks(alike));
   if (!consequences.empty()) {
     report += fmt::format("\n{} ended as a consequence", list_ranks(consequences));
   }

@@ -21,6 +21,7 @@ struct Ending {
   bool is_out_of_memory = false;  // SIGKILL, and the kernel's counter of such kills has risen
   double seconds = 0;             // since the start
   std::vector<std::string> last_stderr_lines;
+  uint64_t lines_begin = 0;
 };
 
 /// Who died, in order, and what follows for the run's exit status. No processes, no clock.

@@ -130,6 +130,30 @@ TEST(FailureReport, NamesTheCauseWithItsPlaceAndLastLinesAndCountsTheRest) {
             "ranks 0, 3 ended as a consequence");
 }
 
+TEST(FailureReport, TheSameErrorOnAllIsNoConsequenceOfTheFirst) {
+  DeathBook book;
+  for (const uint32_t rank : {2, 0, 1}) {
+    Ending one = ending(rank, exit_status(1), 10 + 0.01 * rank);
+    one.last_stderr_lines = {"lockstep: rank " + std::to_string(rank) + ": step 5: not finite"};
+    book.add(one);
+  }
+  EXPECT_EQ(failure_report(book.result(11)),
+            "rank 2 failed first: it ended with exit status 1\n"
+            "the last lines of rank 2 on standard error:\n"
+            "  | lockstep: rank 2: step 5: not finite\n"
+            "ranks 0, 1 ended in the same way");
+}
+
+TEST(FailureReport, LinesThatAreStillOnTheScreenAreNotRepeated) {
+  DeathBook book;
+  Ending one = ending(0, exit_status(1), 1);
+  one.last_stderr_lines = {"boom"};
+  book.add(one);
+  LaunchResult result = book.result(1);
+  result.deaths[0].lines_are_on_screen = true;
+  EXPECT_EQ(failure_report(result), "rank 0 failed first: it ended with exit status 1");
+}
+
 TEST(FailureReport, TellsWhatFollowedAKill) {
   DeathBook book;
   book.add(ending(1, SIGKILL, 1));

@@ -22,8 +22,9 @@ using std::chrono::milliseconds;
 constexpr milliseconds kTick{50};
 constexpr milliseconds kPartialLine{200};  // unfinished lines are shown after this
 constexpr milliseconds kUnknownStatus{
-    200};                                  // a wrapper has this long to tell how its program ended
-constexpr milliseconds kOpenPipes{1'000};  // held by what the replicas left behind
+    200};  // a wrapper has this long to tell how its program ended
+constexpr milliseconds kSameFailure{1'000};  // others may fail for the same reason so long after
+constexpr milliseconds kOpenPipes{1'000};    // held by what the replicas left behind
 constexpr milliseconds kUnkillable{20'000};  // after SIGKILL: much memory takes seconds to free
 constexpr milliseconds kFailedStart{500};    // grace, where nothing can be lost yet
 constexpr size_t kRelayBytes = size_t{64} * 1024;  // of one stream at a time
@@ -61,6 +62,9 @@ LaunchResult GroupRun::run() {
   }
   finish();
   LaunchResult result = book_.result(seconds());
+  for (Death& death : result.deaths) {
+    death.lines_are_on_screen = output_.is_on_screen(death.rank, death.lines_begin);
+  }
   if (result.exit_status == 0 && !write_error_.empty()) {
     result.exit_status = 1;
     result.reason = write_error_;
@@ -186,6 +190,7 @@ void GroupRun::tick() {
     if (member.status_deadline) look_for_death(member);
   }
   reap_orphans(not_orphans());
+  if (tell_at_ && Clock::now() > *tell_at_) tell_failures(!all_over());
   if (kill_at_ && Clock::now() > *kill_at_) kill_all();
 }
 
@@ -285,6 +290,8 @@ void GroupRun::note_ending(const Member& member, int wait_status) {
   ending.seconds = seconds();
   const auto& lines = member.last_lines.lines();
   ending.last_stderr_lines = {lines.begin(), lines.end()};
+  ending.lines_begin = member.last_lines.first_row();
+  if (wait_status == 0 && !untold_.empty()) tell_failures(true);
   if (const Death* death = book_.add(std::move(ending))) note_death(member, *death);
 }
 
@@ -304,10 +311,25 @@ void GroupRun::note_death(const Member& member, const Death& death) {
     return;
   }
   if (death.is_consequence) return;
+  if (death.is_fault) {
+    // All may fail alike: whether the others go on is known when one has, or after a while. Where
+    // none does, failure_report() says what there is to say.
+    untold_.push_back(fmt::format("rank {} {}", death.rank, death.description));
+    if (!tell_at_) tell_at_ = Clock::now() + kSameFailure;
+    return;
+  }
   const bool others = std::any_of(members_.begin(), members_.end(),
                                   [](const Member& other) { return !other.ended; });
   output_.notice(fmt::format("rank {} {}{}", death.rank, death.description,
                              others ? "; the others go on" : ""));
+}
+
+void GroupRun::tell_failures(bool others_go_on) {
+  for (const std::string& sentence : untold_) {
+    output_.notice(sentence + (others_go_on ? "; the others go on" : ""));
+  }
+  untold_.clear();
+  tell_at_.reset();
 }
 
 void GroupRun::read_exec_error(Member& member) {

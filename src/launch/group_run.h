@@ -53,6 +53,7 @@ class GroupRun {
   void note_wrapper(const Member& member);
   void note_ending(const Member& member, int wait_status);
   void note_death(const Member& member, const Death& death);
+  void tell_failures(bool others_go_on);
   DeathCause cause_of(const Member& member, int wait_status) const;
   void read_exec_error(Member& member);
   void read_messages(Member& member);
@@ -87,7 +88,9 @@ class GroupRun {
   std::optional<Clock::time_point> kill_at_;     // when the grace is over
   std::optional<Clock::time_point> give_up_at_;  // set by kill_all()
   std::string write_error_;
-  bool hurry_ = false;  // ended by a signal: no waiting for readers
+  std::vector<std::string> untold_;           // sentences about failures, see note_death()
+  std::optional<Clock::time_point> tell_at_;  // when they are told
+  bool hurry_ = false;                        // ended by a signal: no waiting for readers
 };
 
 }  // namespace lockstep::launch

@@ -77,6 +77,8 @@ struct Death {
   DeathCause cause = DeathCause::kItself;
   double seconds = 0;                          // since the start
   std::vector<std::string> last_stderr_lines;  // 12 at most
+  uint64_t lines_begin = 0;                    // row of the first, see Output::row()
+  bool lines_are_on_screen = false;            // they need not be shown again
 };
 
 struct LaunchResult {

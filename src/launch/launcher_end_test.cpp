@@ -263,6 +263,89 @@ TEST(LauncherEnd, SetsidAndNoJobControlMakeNoDifference) {
   }
 }
 
+// A run of two replicas that print a line each, below a shell with `before` done.
+void expect_run_in(const std::string& before) {
+  Program program(
+      {"sh", "-c",
+       before + " " + shell_quote(probe_launch({"-n", "2"}, {"register", "out=there"}))});
+  EXPECT_EQ(program.wait(), 0) << before << "\n" << program.error_output();
+  EXPECT_TRUE(program.wait_for_output("] there\n", 2)) << before;
+  EXPECT_EQ(program.error_output(), "") << before;
+  EXPECT_TRUE(all_gone()) << before;
+}
+
+TEST(LauncherEnd, OddSurroundingsMakeNoDifference) {
+  const std::string folder = temp_path("gone");
+  for (const std::string& before :
+       {std::string("env -i"), std::string("unset HOME PATH;"), std::string("umask 077;"),
+        std::string("exec <&-;"), std::string("setsid -w"), std::string("nohup"),
+        std::string("timeout -k 1 60"), std::string("ulimit -c 0; ulimit -s 1024;"),
+        "mkdir " + folder + " && cd " + folder + " && rmdir " + folder + " &&"}) {
+    expect_run_in(before);
+  }
+}
+
+#ifndef LOCKSTEP_SANITIZED  // a sanitizer's shadow takes terabytes of addresses
+TEST(LauncherEnd, LittleAddressSpaceIsEnoughOrNamed) {
+  expect_run_in("ulimit -v 400000;");
+  const auto command = shell_quote(probe_launch({"-n", "2"}, {"register"}));
+  Program program({"sh", "-c", "ulimit -v 20000; exec " + command});
+  EXPECT_EQ(program.wait(), 1) << program.error_output();
+  EXPECT_THAT(program.error_output(), testing::StartsWith("lockstep: "));
+  EXPECT_TRUE(all_gone());
+}
+#endif
+
+TEST(LauncherEnd, ClosedStandardStreamsEndInTheSameStatus) {
+  for (const auto& [status, action] : {std::pair(0, "exit=0"), std::pair(7, "exit=7")}) {
+    const auto command = probe_launch({"-n", "2"}, {"register", "out=x", "err=y", action});
+    Program program({"sh", "-c", "exec " + shell_quote(command) + " <&- >&- 2>&-"});
+    EXPECT_EQ(program.wait(), status);
+    EXPECT_TRUE(all_gone());
+  }
+}
+
+TEST(LauncherEnd, PipeThatIsReadOnlyForItsFirstLineEndsTheRun) {
+  const auto command = shell_quote(probe_launch(kTwoWithLongGrace, {"register", "flood"}));
+  Program program({"bash", "-c", command + "| head -1; exit ${PIPESTATUS[0]}"});
+  EXPECT_EQ(program.wait(), 141) << program.error_output();
+  EXPECT_THAT(program.output(), EndsWith("fff\n"));
+  EXPECT_TRUE(all_gone());
+}
+
+TEST(LauncherEnd, TimeoutCommandKillsWhatDoesNotEnd) {
+  std::vector<std::string> command = deaf_run();
+  command.insert(command.begin(), {"timeout", "-k", "0.3", "0.7"});
+  Program program(command);
+  EXPECT_EQ(program.wait(), 137);
+  EXPECT_TRUE(all_gone());
+}
+
+// As the first process of a container: root needs no user namespace, others need one.
+std::vector<std::string> as_first_process(const std::string& replica) {
+  std::vector<std::string> command = {"unshare", "--pid", "--fork", "--mount-proc"};
+  if (::geteuid() != 0) command.insert(command.begin() + 1, "--map-root-user");
+  command.insert(command.end(), {probe_path(), "launch", "-n", "2", "--", "sh", "-c", replica});
+  return command;
+}
+
+TEST(LauncherEnd, FirstProcessOfAContainerHeedsTermThoughTheKernelWouldNot) {
+  Program program(as_first_process("[ $RANK = 1 ] && kill -TERM 1; exec sleep 1000"));
+  EXPECT_EQ(program.wait(), 143) << program.error_output();
+  EXPECT_EQ(program.error_output(), "lockstep: ended by signal 15 (Terminated)\n");
+  EXPECT_TRUE(all_gone());
+}
+
+TEST(LauncherEnd, FirstProcessOfAContainerLeavesNoZombies) {
+  // The orphans of rank 0 have died and been reaped by the launcher before it counts.
+  Program program(
+      as_first_process("[ $RANK = 1 ] && exit 0; for i in 1 2 3; do (sleep 0.01 &); done; "
+                       "for i in $(seq 100); do sleep 0.05; ps=$(cat /proc/[0-9]*/comm); "
+                       "case $ps in *sleep*) ;; *) echo none left; exit 0;; esac; done; exit 1"));
+  EXPECT_EQ(program.wait(), 0) << program.error_output();
+  EXPECT_EQ(program.output(), "[rank 0] none left\n");
+}
+
 // What the process has open or mapped, one path a line.
 std::string files_of(pid_t pid) {
   const std::string folder = "/proc/" + std::to_string(pid);
@@ -324,6 +407,22 @@ TEST(LauncherEnd, FirstFailureIsLastOnTheScreen) {
                 HasSubstr("lockstep: rank 1 failed first: it ended with exit status 7 in step 5, "
                           "microbatch 3\nthe last lines of rank 1 on standard error:\n  | boom\n"));
   }
+}
+
+TEST(LauncherEnd, LastLinesOfAFailureStandOnTheScreenOnce) {
+  Program program(probe_launch({"-n", "2"}, {"register", "wait_registered=0", "wait_registered=1",
+                                             "1:err=boom", "1:exit=7", "wait_ended=1", "exit=1"}));
+  EXPECT_EQ(program.wait(), 7);
+  EXPECT_EQ(program.error_output(),
+            "[rank 1] boom\n"
+            "lockstep: rank 1 failed first: it ended with exit status 7\n"
+            "rank 0 ended as a consequence\n");
+}
+
+TEST(LauncherEnd, LastLinesOfAFailureAreRepeatedWhereLinesHaveNoRank) {
+  Program program(probe_launch({"-n", "1", "--raw"}, {"err=boom", "exit=7"}));
+  EXPECT_EQ(program.wait(), 7);
+  EXPECT_THAT(program.error_output(), EndsWith("\n  | boom\n"));
 }
 
 TEST(LauncherEnd, FailureIsOnALineOfItsOwnThoughAReplicaHasNotEndedIts) {

@@ -130,6 +130,30 @@ TEST(Launcher, CopiesOfReplicasThatDiedOrLeftEarlyAreNotCompared) {
   EXPECT_EQ(run.result.exit_status, 0) << run.all();
 }
 
+TEST(Launcher, NobodyIsSaidToGoOnWhereAllFailAlike) {
+  const RecordedRun run =
+      run_probe(3, {"register", "wait_registered=0", "wait_registered=1", "wait_registered=2",
+                    "step=4", "err=the loss is not finite", "exit=1"});
+  EXPECT_EQ(run.result.exit_status, 1) << run.all();
+  EXPECT_THAT(run.notices, IsEmpty());
+  EXPECT_THAT(failure_report(run.result), HasSubstr("ended in the same way"));
+  EXPECT_THAT(failure_report(run.result), Not(HasSubstr("consequence")));
+}
+
+TEST(Launcher, OthersAreSaidToGoOnOnceTheyHaveForAWhile) {
+  LaunchOptions options;
+  options.replica_count = 2;
+  options.command = probe_replica({"register", "1:wait_registered=0", "1:exit=7", "sleep"});
+  options.grace = std::chrono::milliseconds(0);
+  std::vector<std::string> notices;
+  options.on_notice = [&](std::string_view notice) {
+    notices.emplace_back(notice);
+    ::raise(SIGTERM);  // enough seen
+  };
+  EXPECT_EQ(run_group(options).exit_status, 143);
+  EXPECT_THAT(notices, ElementsAre("rank 1 ended with exit status 7; the others go on"));
+}
+
 TEST(Launcher, AnnouncedDrillIsToldFromAnOutsideKill) {
   const RecordedRun run = run_probe(2, {"register", "1:drill", "wait_ended=1"});
   EXPECT_EQ(run.result.exit_status, 0) << run.all();

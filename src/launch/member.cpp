@@ -35,7 +35,7 @@ Stream::Stream(Descriptor read_end, uint32_t rank, bool is_stderr)
 
 LineSplitter::Emit Stream::emit_to(Output& output, LastLines& last_lines) const {
   return [this, &output, &last_lines](std::string_view text, bool has_newline) {
-    if (is_stderr_) last_lines.add(text);
+    if (is_stderr_) last_lines.add(text, output.row());
     output.line({rank_, is_stderr_, text, has_newline});
   };
 }

@@ -12,6 +12,10 @@
 namespace lockstep::launch {
 namespace {
 
+// The smallest usual terminal, less what the report itself takes.
+constexpr uint64_t kColumns = 80;
+constexpr uint64_t kScreenRows = 18;
+
 bool is_same_file(int one, int other) {
   struct stat status[2];
   return ::fstat(one, &status[0]) == 0 && ::fstat(other, &status[1]) == 0 &&
@@ -52,7 +56,7 @@ Output::Output(const LaunchOptions& options)
       logs_(options.log_folder.empty() ? LogFiles()
                                        : LogFiles(options.log_folder, options.replica_count)),
       is_shared_(is_same_file(options.stdout_fd, options.stderr_fd)),
-      targets_{{{OutputSink(options.stdout_fd), {}}, {OutputSink(options.stderr_fd), {}}}} {}
+      targets_{{{OutputSink(options.stdout_fd), 0, {}}, {OutputSink(options.stderr_fd), 0, {}}}} {}
 
 void Output::keep(uint32_t rank, bool is_stderr, std::string_view bytes) {
   logs_.append(rank, is_stderr, bytes);
@@ -65,7 +69,8 @@ void Output::line(const OutputLine& line) {
 }
 
 void Output::append_line(const OutputLine& line) {
-  auto& [to, open_rank] = targets_[index_of(line.is_stderr)];
+  auto& [to, rows, open_rank] = targets_[index_of(line.is_stderr)];
+  rows += 1 + line.text.size() / kColumns;
   // Without prefixes the bytes pass as they are, unless another replica speaks within the line.
   if (open_rank && open_rank != line.rank) to.append("\n");
   if (options_.prefix_lines) to.append(fmt::format("[rank {}] ", line.rank));
@@ -76,7 +81,7 @@ void Output::append_line(const OutputLine& line) {
 }
 
 void Output::end_line() {
-  auto& [to, open_rank] = targets_[index_of(true)];
+  auto& [to, rows, open_rank] = targets_[index_of(true)];
   if (open_rank) to.append("\n");
   open_rank.reset();
 }
@@ -84,7 +89,13 @@ void Output::end_line() {
 void Output::notice(std::string_view sentence) {
   if (options_.on_notice) return options_.on_notice(sentence);
   end_line();
+  targets_[index_of(true)].rows += 1 + sentence.size() / kColumns;
   targets_[index_of(true)].sink.append(fmt::format("lockstep: {}\n", sentence));
+}
+
+bool Output::is_on_screen(uint32_t rank, uint64_t since_row) const {
+  const bool is_shown = options_.is_shown.empty() || options_.is_shown[rank];
+  return !options_.on_line && options_.prefix_lines && is_shown && row() - since_row <= kScreenRows;
 }
 
 bool Output::has_room(bool is_stderr) const {
@@ -117,7 +128,9 @@ std::optional<std::string> Output::take_write_error() {
   return logs_.take_error();
 }
 
-void LastLines::add(std::string_view line) {
+void LastLines::add(std::string_view line, uint64_t row) {
+  rows_.push_back(row);
+  if (rows_.size() > kCount) rows_.pop_front();
   lines_.emplace_back(line.substr(0, kMaxBytes));
   if (line.size() > kMaxBytes) lines_.back() += " ...";
   if (lines_.size() > kCount) lines_.pop_front();

@@ -64,6 +64,14 @@ class Output {
   /// Ends a line on stderr that a replica has left unfinished.
   void end_line();
 
+  /// Rows that have gone to standard error so far, as a terminal shows them. Always 0 where
+  /// callbacks get the lines.
+  uint64_t row() const { return targets_[index_of(true)].rows; }
+
+  /// Whether what that rank has printed to standard error since that row is still to be seen, with
+  /// its rank, once all that is there is shown.
+  bool is_on_screen(uint32_t rank, uint64_t since_row) const;
+
   /// Nobody reads what the replicas print.
   bool is_closed() const;
 
@@ -73,6 +81,7 @@ class Output {
  private:
   struct Target {
     OutputSink sink;
+    uint64_t rows = 0;
     std::optional<uint32_t> open_rank;  // an unfinished line of that rank stands at the end
   };
 
@@ -95,11 +104,13 @@ class LastLines {
   static constexpr size_t kCount = 12;
   static constexpr size_t kMaxBytes = 400;
 
-  void add(std::string_view line);
+  void add(std::string_view line, uint64_t row);
   const std::deque<std::string>& lines() const { return lines_; }
+  uint64_t first_row() const { return rows_.empty() ? 0 : rows_.front(); }
 
  private:
   std::deque<std::string> lines_;
+  std::deque<uint64_t> rows_;  // of the output when the line came
 };
 
 }  // namespace lockstep::launch

@@ -99,6 +99,33 @@ bool is_foreign(std::string_view name) {
          name == "ROLE_NAME" || name.starts_with("TORCHELASTIC_");
 }
 
+struct LauncherSign {
+  const char* launcher;
+  const char* size;
+  const char* rank;  // must be set as well; null: none
+};
+
+std::optional<std::string> launcher_by(const LauncherSign& sign, const char* const* environment) {
+  const auto size = value_in(environment, sign.size);
+  if (!size || (sign.rank != nullptr && !value_in(environment, sign.rank))) return std::nullopt;
+  if (base::number_from<uint32_t>(*size).value_or(0) <= 1) return std::nullopt;
+  return fmt::format("{} ({}={})", sign.launcher, sign.size, *size);
+}
+
+std::optional<std::string> job_launcher_in(const char* const* environment) {
+  // A batch script has SLURM_NTASKS too, and is one process: the size of the step decides there.
+  const bool has_step = value_in(environment, "SLURM_STEP_NUM_TASKS").has_value();
+  const LauncherSign signs[] = {
+      {"Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", nullptr},
+      {"an MPI launcher (PMI)", "PMI_SIZE", nullptr},
+      {"Slurm's srun", has_step ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS", "SLURM_PROCID"},
+  };
+  for (const LauncherSign& sign : signs) {
+    if (auto found = launcher_by(sign, environment)) return found;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::optional<WorkerEnvironment> worker_environment_from_environ() {
@@ -115,28 +142,10 @@ std::optional<WorkerEnvironment> worker_environment_from_environ() {
 }
 
 std::optional<std::string> foreign_launcher() {
-  struct Sign {
-    const char* launcher;
-    const char* size;
-    const char* rank;  // must be set as well
-  };
-  // A batch script has SLURM_NTASKS too, and is one process: the size of the step decides there.
-  const char* slurm_size =
-      std::getenv("SLURM_STEP_NUM_TASKS") != nullptr ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS";
-  const Sign signs[] = {
-      {"Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE", nullptr},
-      {"an MPI launcher (PMI)", "PMI_SIZE", nullptr},
-      {"Slurm's srun", slurm_size, "SLURM_PROCID"},
-      {"torchrun or a script like it", "WORLD_SIZE", nullptr},
-  };
-  for (const Sign& sign : signs) {
-    const char* size = std::getenv(sign.size);
-    if (size == nullptr || (sign.rank != nullptr && std::getenv(sign.rank) == nullptr)) continue;
-    if (base::number_from<uint32_t>(size).value_or(0) > 1) {
-      return fmt::format("{} ({}={})", sign.launcher, sign.size, size);
-    }
-  }
-  return std::nullopt;
+  auto found = job_launcher_in(::environ);
+  if (!found)
+    found = launcher_by({"torchrun or a script like it", "WORLD_SIZE", nullptr}, ::environ);
+  return found;
 }
 
 std::vector<std::string> worker_variables(const char* const* inherited,
@@ -206,6 +215,12 @@ std::vector<std::string> contradictions(const char* const* inherited, uint32_t r
     sentences.push_back(fmt::format(
         "MASTER_ADDR={} in the environment is not used: replicas of one host share memory",
         *address));
+  }
+  if (const auto launcher = job_launcher_in(inherited)) {
+    sentences.push_back(fmt::format(
+        "this command is itself one of several ranks of {}: each of them starts replicas of its "
+        "own, which know nothing of the others'",
+        *launcher));
   }
   return sentences;
 }

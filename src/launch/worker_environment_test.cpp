@@ -204,6 +204,28 @@ TEST(Contradictions, AreToldWithTheirValues) {
   EXPECT_THAT(contradictions(nonsense, 1, 1), ElementsAre(HasSubstr("there is 1 replica")));
 }
 
+TEST(Contradictions, ThreadsAreTheRecipesWhateverTheEnvironmentSays) {
+  for (const char* value :
+       {"OMP_NUM_THREADS=1", "OMP_NUM_THREADS=", "OMP_NUM_THREADS=4,2", "MKL_NUM_THREADS=6"}) {
+    const char* inherited[] = {value, nullptr};
+    EXPECT_THAT(contradictions(inherited, 2, 3),
+                ElementsAre(testing::AllOf(HasSubstr(value), HasSubstr("--threads 3"))));
+  }
+}
+
+TEST(Contradictions, AnotherLauncherAroundUsIsToldOnce) {
+  const char* mpi[] = {"OMPI_COMM_WORLD_SIZE=4", "PMI_SIZE=4", nullptr};
+  EXPECT_THAT(contradictions(mpi, 2, 1), ElementsAre(HasSubstr("(OMPI_COMM_WORLD_SIZE=4): each")));
+  const char* pmi[] = {"PMI_SIZE=2", "PMI_RANK=0", nullptr};
+  EXPECT_THAT(contradictions(pmi, 2, 1), ElementsAre(HasSubstr("(PMI_SIZE=2)")));
+  const char* step[] = {"SLURM_NTASKS=1", "SLURM_STEP_NUM_TASKS=3", "SLURM_PROCID=0", nullptr};
+  EXPECT_THAT(contradictions(step, 2, 1), ElementsAre(HasSubstr("SLURM_STEP_NUM_TASKS=3")));
+  const char* batch[] = {"SLURM_NTASKS=4", "SLURM_PROCID=0", "SLURM_STEP_NUM_TASKS=1", nullptr};
+  EXPECT_THAT(contradictions(batch, 2, 1), IsEmpty());
+  const char* alone[] = {"OMPI_COMM_WORLD_SIZE=1", "PMI_SIZE=1", nullptr};
+  EXPECT_THAT(contradictions(alone, 2, 1), IsEmpty());
+}
+
 TEST(Contradictions, AgreementIsSilent) {
   const char* inherited[] = {"WORLD_SIZE=2", "OMP_NUM_THREADS=1", "PATH=/bin", nullptr};
   EXPECT_THAT(contradictions(inherited, 2, 1), IsEmpty());
