@@ -57,7 +57,7 @@ struct StepReport {
   double count;  // denominator of the mean
   uint64_t samples;
   base::Hash128 parameter_hash;
-  base::Hash128 state_hash;  // where has_state_hash
+  base::Hash128 state_hash;              // where has_state_hash
   double accuracy, validation_accuracy;  // where has_accuracy: right ones / count
   double validation_loss;                // where has_validation_loss
   uint32_t has_state_hash, has_validation_loss, has_accuracy;

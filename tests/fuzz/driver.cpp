@@ -29,7 +29,7 @@ namespace {
 
 constexpr size_t kMostBytes = size_t{1} << 16;
 constexpr double kMostSeconds = 5;  // of CPU time, for one input, under the sanitizers
-std::string current;  // the input that runs now
+std::string current;                // the input that runs now
 
 // When the process is about to die: no memory may be taken.
 void keep_input() {
