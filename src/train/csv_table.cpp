@@ -146,9 +146,10 @@ class TableReader {
     if (cells.size() != table_.names.size()) {
       throw Error(
           ErrorCode::kInput,
-          fmt::format("cannot read {}, line {}: {} cells, but {} columns are expected as in "
-                      "the first line. A comma inside a cell needs quotes around the cell.",
-                      quote_path(path_), cells.front().line, cells.size(), table_.names.size()));
+          fmt::format("cannot read {}, line {}: {} {}, but {} columns are expected as in the "
+                      "first line. A comma inside a cell needs quotes around the cell.",
+                      quote_path(path_), cells.front().line, cells.size(),
+                      cells.size() == 1 ? "cell" : "cells", table_.names.size()));
     }
     for (size_t i = 0; i < cells.size(); ++i) {
       if (i != table_.target) table_.inputs.push_back(input(cells[i], i));
