@@ -47,8 +47,8 @@ Hasher::~Hasher() = default;
 void Hasher::reset() { XXH3_128bits_reset(&state_->xxh); }
 
 void Hasher::update(const void* data, size_t size_bytes) {
-  static const HashUpdate chosen = choose_update();
-  chosen(&state_->xxh, data, size_bytes);
+  static const HashUpdate kChosen = choose_update();
+  kChosen(&state_->xxh, data, size_bytes);
 }
 
 void Hasher::update_text(std::string_view text) {

@@ -132,7 +132,7 @@ TEST(FailureReport, NamesTheCauseWithItsPlaceAndLastLinesAndCountsTheRest) {
 
 TEST(FailureReport, TheSameErrorOnAllIsNoConsequenceOfTheFirst) {
   DeathBook book;
-  for (const uint32_t rank : {2, 0, 1}) {
+  for (const uint32_t rank : {2u, 0u, 1u}) {
     Ending one = ending(rank, exit_status(1), 10 + 0.01 * rank);
     one.last_stderr_lines = {"lockstep: rank " + std::to_string(rank) + ": step 5: not finite"};
     book.add(one);
