@@ -17,7 +17,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   try {
     for (const auto& entry :
          train::parse_config(std::string(fuzz::text_of(data, size)), "c.toml")) {
-      LOCKSTEP_CHECK(!entry.key.empty(), entry.line, 1);
+      LOCKSTEP_CHECK(entry.line >= 1 && entry.line <= size + 1, entry.line, size);
     }
   } catch (const Error&) {
   }
