@@ -104,7 +104,7 @@ std::string images_in_folder(const std::string& folder, Part part) {
   const std::string start = folder + (part == Part::kTraining ? "/train" : "/t10k");
   for (const char* name : {"-images-idx3-ubyte", "-images.idx3-ubyte"}) {
     for (const char* ending : {"", ".gz"}) {
-      const std::string path = start + name + ending;
+      std::string path = start + name + ending;
       if (is_there(path)) return path;
     }
   }
