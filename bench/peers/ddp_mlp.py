@@ -1,4 +1,4 @@
-"""One training step of an MLP on one batch of random rows with PyTorch: alone, or by
+"""One training step of an MLP on random rows with PyTorch: alone, or by
 DistributedDataParallel on gloo where torchrun starts several processes.
 
 The same work as bench/mlp_step.cpp. Prints the median and the least time of a step of rank 0; the
@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 INPUTS = 784
 CLASSES = 10
+BATCHES = 64  # of random rows, in turn: as bench/mlp_step.cpp
 
 
 def parse():
@@ -47,12 +48,13 @@ def main():
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True) if ranks > 1 else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     rows = options.batch // ranks
-    inputs = torch.randn(rows, INPUTS)
-    targets = torch.randint(0, CLASSES, (rows,))
+    inputs = torch.randn(BATCHES, rows, INPUTS)
+    targets = torch.randint(0, CLASSES, (BATCHES, rows))
     times = []
-    for _ in range(options.steps):
+    for step in range(options.steps):
         start = time.perf_counter()
-        functional.cross_entropy(wrapped(inputs), targets).backward()
+        batch = step % BATCHES
+        functional.cross_entropy(wrapped(inputs[batch]), targets[batch]).backward()
         optimizer.step()
         # Under DDP gradients are views of the buckets, which must stay.
         optimizer.zero_grad(set_to_none=ranks == 1)
