@@ -15,8 +15,7 @@ std::vector<std::string> seeds() {
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace lockstep;
   try {
-    for (const auto& entry :
-         train::parse_config(std::string(fuzz::text_of(data, size)), "c.toml")) {
+    for (const auto& entry : train::parse_config(fuzz::text_of(data, size), "c.toml")) {
       LOCKSTEP_CHECK(entry.line >= 1 && entry.line <= size + 1, entry.line, size);
     }
   } catch (const Error&) {
