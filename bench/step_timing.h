@@ -1,86 +1,53 @@
 #pragma once
 
-// What the timed training steps of this folder have in common.
+// What the timed training steps of this folder have in common: options, the two loops, the figures.
 
-#include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <utility>
-#include <vector>
+#include <cstdint>
+#include <functional>
+#include <memory>
 
-#include <ATen/ops/_fused_adamw.h>
+#include <CLI/CLI.hpp>
 
-#include <lockstep/lockstep.h>
+#include <torch/torch.h>
 
 namespace lockstep::bench {
 
-using Clock = std::chrono::steady_clock;
-
-constexpr int64_t kUncountedSteps = 2;  // memory is taken and the audit is made in them
-constexpr double kWeightDecay = 0.01;
-
-inline double milliseconds_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
-
-inline void print_times(std::vector<double> milliseconds, int64_t uncounted = kUncountedSteps) {
-  milliseconds.erase(milliseconds.begin(), milliseconds.begin() + uncounted);
-  std::sort(milliseconds.begin(), milliseconds.end());
-  std::printf("step median %.3f ms min %.3f ms\n", milliseconds[milliseconds.size() / 2],
-              milliseconds.front());
-}
-
-// What torch.optim.AdamW(fused=True) does, for a program in C++ without lockstep.
-class PlainAdamW {
- public:
-  PlainAdamW(std::vector<torch::Tensor> parameters, double learning_rate)
-      : parameters_(std::move(parameters)), learning_rate_(learning_rate) {
-    for (const auto& parameter : parameters_) {
-      averages_.push_back(torch::zeros_like(parameter));
-      squares_.push_back(torch::zeros_like(parameter));
-      steps_.push_back(torch::zeros({}));
-    }
-  }
-
-  void step_and_clear_gradients() {
-    const torch::NoGradGuard no_grad;
-    std::vector<torch::Tensor> gradients;
-    for (const auto& parameter : parameters_) gradients.push_back(parameter.grad());
-    for (auto& step : steps_) step.add_(1);
-    at::_fused_adamw_(parameters_, gradients, averages_, squares_, {}, steps_, learning_rate_, 0.9,
-                      0.999, kWeightDecay, 1e-8, /*amsgrad=*/false, /*maximize=*/false);
-    for (const auto& parameter : parameters_) parameter.mutable_grad() = torch::Tensor();
-  }
-
- private:
-  std::vector<torch::Tensor> parameters_;
-  double learning_rate_;
-  std::vector<torch::Tensor> averages_;  // [parameter], of the gradient
-  std::vector<torch::Tensor> squares_;   // [parameter], of the gradient's square
-  std::vector<torch::Tensor> steps_;     // [parameter], scalars
+struct StepOptions {
+  bool plain = false;
+  int64_t batch = 1;       // samples of one step, over all replicas
+  int64_t microbatch = 1;  // samples of one forward and backward pass
+  int64_t steps = 30;
 };
 
-/// Where the time of the steps went, on this replica.
-class TimingSums {
- public:
-  void add(const Step& step) {
-    if (step.number <= kUncountedSteps) return;
-    ++count_;
-    sum_.compute += step.timings.compute;
-    sum_.wait += step.timings.wait;
-    sum_.reduce += step.timings.reduce;
-    sum_.total += step.timings.total;
-  }
-  void print() const {
-    const double per_step = 1e3 / static_cast<double>(count_);
-    std::printf("rank 0, mean ms: compute %.3f wait %.3f reduce %.3f, before the update %.3f\n",
-                sum_.compute * per_step, sum_.wait * per_step, sum_.reduce * per_step,
-                sum_.total * per_step);
-  }
-
- private:
-  StepTimings sum_;
-  int64_t count_ = 0;
+/// A model with random samples to train it on.
+struct TimedModel {
+  std::shared_ptr<torch::nn::Module> module;
+  int64_t sample_count = 0;  // taken in order, again and again; a multiple of the batch
+  double units = 1;          // of one sample, that a mean divides by: rows, tokens
+  /// Of the samples first, first + 1, ..., summed over their units.
+  std::function<torch::Tensor(int64_t first, int64_t count)> loss_sum;
+  double learning_rate = 1e-3;
 };
+
+using MakeModel = std::function<TimedModel()>;
+
+/// Adds a whole number of at least `least`.
+template <typename Number>
+void add_number(CLI::App& app, const char* name, Number& value, int64_t least,
+                const char* meaning) {
+  app.add_option(name, value, meaning)
+      ->check(CLI::Range(least, int64_t{1} << 20))
+      ->capture_default_str();
+}
+
+/// --plain, --batch, --microbatch and --steps.
+void add_step_options(CLI::App& app, StepOptions& options);
+
+/// The program: reads the words, makes the model, trains it by lockstep or by a loop on LibTorch
+/// alone, prints the median and the least time of a step, without the first `uncounted(steps)`.
+/// `check` may refuse what was read. Returns the exit status.
+int run_program(
+    CLI::App& app, int argc, char** argv, const StepOptions& options, const MakeModel& make,
+    const std::function<int64_t(int64_t)>& uncounted, const std::function<void()>& check = [] {});
 
 }  // namespace lockstep::bench
