@@ -16,6 +16,7 @@
 
 #include "lockstep/error.h"
 #include "src/base/cgroup.h"
+#include "src/base/counted.h"
 #include "src/base/file.h"
 #include "src/base/kernel_files.h"
 #include "src/base/topology.h"
@@ -61,14 +62,10 @@ std::optional<Quota> quota_of(const CgroupFolder& cgroup) {
   return Quota{*quota / *period, fmt::format("{} of cgroup {}", name, quote_path(cgroup.name))};
 }
 
-std::string plural(uint64_t count, std::string_view one, std::string_view many) {
-  return fmt::format("{} {}", count, count == 1 ? one : many);
-}
-
 std::string explain(const CpuBudget& budget, const std::optional<Quota>& quota) {
-  std::string text = plural(budget.physical_cores, "physical core", "physical cores");
+  std::string text = counted(budget.physical_cores, "physical core");
   if (budget.affinity_cores != budget.physical_cores) {
-    text += fmt::format(" ({} with SMT)", plural(budget.affinity_cores, "thread", "threads"));
+    text += fmt::format(" ({} with SMT)", counted(budget.affinity_cores, "thread"));
   }
   text += " in the affinity mask; ";
   if (!quota) return text + "no CPU quota";
@@ -160,7 +157,7 @@ MemoryBudget memory_budget(const std::string& root) {
 }
 
 std::string format_bytes(uint64_t bytes) {
-  if (bytes < 1024) return plural(bytes, "byte", "bytes");
+  if (bytes < 1024) return counted(bytes, "byte");
   constexpr std::array<std::string_view, 6> kUnits = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   double value = static_cast<double>(bytes) / 1024;
   size_t unit = 0;

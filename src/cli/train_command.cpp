@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "src/base/counted.h"
 #include "src/base/file.h"
 #include "src/base/system.h"
 #include "src/cli/command.h"
@@ -45,15 +46,12 @@ report::Product product_of(const train::PreparedTraining& training) {
   return product;
 }
 
-std::string plural(uint64_t count, const char* one) {
-  return fmt::format("{} {}{}", count, one, count == 1 ? "" : "s");
-}
-
 std::string model_sizes(const TrainOptions& options) {
   if (options.model == train::ModelKind::kGpt) {
     const train::GptSizes& gpt = options.gpt;
-    return fmt::format("{}, {}, width {}, context {}, vocabulary {}", plural(gpt.layers, "layer"),
-                       plural(gpt.heads, "head"), gpt.width, gpt.context, gpt.vocabulary);
+    return fmt::format("{}, {}, width {}, context {}, vocabulary {}",
+                       base::counted(gpt.layers, "layer"), base::counted(gpt.heads, "head"),
+                       gpt.width, gpt.context, gpt.vocabulary);
   }
   const train::MlpSizes& mlp = options.mlp;
   std::string sizes = std::to_string(mlp.inputs);
@@ -61,12 +59,13 @@ std::string model_sizes(const TrainOptions& options) {
     sizes += fmt::format(" - {}", mlp.width);
   }
   if (mlp.layers > 4) sizes += " - ...";
-  return fmt::format("{}, {} - {}, {}", plural(mlp.layers, "linear layer"), sizes, mlp.outputs,
-                     train::word_of(mlp.task));
+  return fmt::format("{}, {} - {}, {}", base::counted(mlp.layers, "linear layer"), sizes,
+                     mlp.outputs, train::word_of(mlp.task));
 }
 
 std::string model_line(const TrainOptions& options) {
-  const double dropout = options.gpt.dropout + options.mlp.dropout;  // the other one is 0
+  const bool is_gpt = options.model == train::ModelKind::kGpt;
+  const double dropout = is_gpt ? options.gpt.dropout : options.mlp.dropout;
   return fmt::format("model        {}, {} parameters: {}{}; {}, {}", train::word_of(options.model),
                      report::format_rate(static_cast<double>(train::parameter_count(options))),
                      model_sizes(options), dropout > 0 ? fmt::format(", dropout {}", dropout) : "",
@@ -162,7 +161,7 @@ void print_success(const train::PreparedTraining& training, const TrainingOutcom
   }
   const bool has_tokens = outcome.tokens_per_second > 0;
   console.print(fmt::format(
-      "done         {} in {}: {}; {} {}/s", plural(outcome.step_count, "step"),
+      "done         {} in {}: {}; {} {}/s", base::counted(outcome.step_count, "step"),
       base::format_duration(outcome.launch.seconds), loss,
       report::format_rate(has_tokens ? outcome.tokens_per_second : outcome.samples_per_second),
       has_tokens ? "tokens" : "samples"));

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/error.h"
+#include "src/base/counted.h"
 #include "src/base/system.h"
 #include "src/base/topology.h"
 
@@ -43,15 +44,12 @@ Claim claim(const Core& core, const std::string& root) {
   return {errno == EADDRINUSE, {}};
 }
 
-std::string count_of(uint64_t count, const char* one) {
-  return fmt::format("{} {}{}", count, one, count == 1 ? "" : "s");
-}
-
 std::string needed_threads(const PinRequest& request) {
   const uint64_t threads = uint64_t{request.replica_count} * request.thread_count;
-  if (request.thread_count == 1) return count_of(request.replica_count, "replica");
-  return fmt::format("{} x {} = {}", count_of(request.replica_count, "replica"),
-                     count_of(request.thread_count, "thread"), count_of(threads, "thread"));
+  if (request.thread_count == 1) return base::counted(request.replica_count, "replica");
+  return fmt::format("{} x {} = {}", base::counted(request.replica_count, "replica"),
+                     base::counted(request.thread_count, "thread"),
+                     base::counted(threads, "thread"));
 }
 
 // A core is named by its lowest CPU.
@@ -115,11 +113,11 @@ Pinning plan_pinning(const PinRequest& request, const std::string& root) {
                 fmt::format("--pin on: {} cannot each have a core of its own: there {} {} in the "
                             "affinity mask. Take fewer, or --pin off.",
                             needed_threads(request), cores.size() == 1 ? "is" : "are",
-                            count_of(cores.size(), "physical core")));
+                            base::counted(cores.size(), "physical core")));
   }
   if (!fits) {
-    pinning.note =
-        fmt::format("not pinned: {}, {}", needed_threads(request), count_of(cores.size(), "core"));
+    pinning.note = fmt::format("not pinned: {}, {}", needed_threads(request),
+                               base::counted(cores.size(), "core"));
     return pinning;
   }
   const base::CpuBudget budget = base::cpu_budget(root);
@@ -133,7 +131,7 @@ Pinning plan_pinning(const PinRequest& request, const std::string& root) {
     pinning.cpus = base::share_cores(cores, request.replica_count, request.thread_count);
   }
   pinning.note = pinning.cpus.empty() ? fmt::format("not pinned: other runs have {} of {}", taken,
-                                                    count_of(cores.size(), "core"))
+                                                    base::counted(cores.size(), "core"))
                                       : describe(cores, pinning.cpus);
   return pinning;
 }

@@ -1,27 +1,14 @@
 #include "src/launch/rank_list.h"
 
 #include <algorithm>
-#include <charconv>
-#include <optional>
 
 #include <fmt/format.h>
 
 #include "lockstep/error.h"
+#include "src/base/number.h"
 #include "src/base/quote_path.h"
 
 namespace lockstep::launch {
-namespace {
-
-std::optional<uint32_t> parse_rank(std::string_view text) {
-  uint32_t rank = 0;
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, rank);
-  if (error != std::errc() || stop != end) return std::nullopt;
-  return rank;
-}
-
-}  // namespace
-
 std::vector<bool> parse_ranks(std::string_view option, std::string_view text,
                               uint32_t replica_count) {
   if (text == "all") return std::vector<bool>(replica_count, true);
@@ -35,8 +22,10 @@ std::vector<bool> parse_ranks(std::string_view option, std::string_view text,
     const size_t comma = std::min(text.find(',', begin), text.size());
     const std::string_view range = text.substr(begin, comma - begin);
     const size_t dash = range.find('-');
-    const auto first = parse_rank(range.substr(0, dash));
-    const auto last = dash == std::string_view::npos ? first : parse_rank(range.substr(dash + 1));
+    const auto first = base::number_from<uint32_t>(range.substr(0, dash));
+    const auto last = dash == std::string_view::npos
+                          ? first
+                          : base::number_from<uint32_t>(range.substr(dash + 1));
     if (!first || !last || *first > *last) {
       refuse("expected all, none, or ranks with commas between them, as in 0 or 0,2-3.");
     }

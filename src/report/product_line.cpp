@@ -7,16 +7,15 @@
 #include <fmt/format.h>
 
 #include "src/base/check.h"
+#include "src/base/counted.h"
 #include "src/report/progress.h"
 
 namespace lockstep::report {
 namespace {
 
-constexpr size_t kMostSharesListed = 8;
+using base::counted;
 
-std::string count(uint64_t number, std::string_view one, std::string_view many) {
-  return fmt::format("{} {}", number, number == 1 ? one : many);
-}
+constexpr size_t kMostSharesListed = 8;
 
 std::vector<uint64_t> even_shares(const Product& product) {
   const uint64_t size = product.microbatch;
@@ -42,10 +41,10 @@ std::string list_shares(const std::vector<uint64_t>& shares) {
 
 std::string batch_text(const Product& product) {
   const std::string batch = fmt::format("global batch {}", product.global_batch);
-  const std::string replicas = count(product.replicas, "replica", "replicas");
+  const std::string replicas = counted(product.replicas, "replica");
   if (product.per_replica) {
     return fmt::format("{} = {} per replica x {} x {}", batch, *product.per_replica, replicas,
-                       count(product.accumulation, "accumulation step", "accumulation steps"));
+                       counted(product.accumulation, "accumulation step"));
   }
   if (product.replicas == 1) return fmt::format("{} on 1 replica", batch);
   const auto shares = product.shares.empty() ? even_shares(product) : product.shares;
@@ -97,11 +96,11 @@ std::string product_line(const Product& product) {
   check_product(product);
   std::string line = fmt::format("{}, {}", batch_text(product), microbatch_text(product));
   if (product.context) {
-    line += "; " +
-            count(product.global_batch * *product.context, "token per update", "tokens per update");
+    line += "; " + counted(product.global_batch * *product.context, "token per update",
+                           "tokens per update");
   }
   if (product.updates_per_epoch) {
-    line += "; " + count(*product.updates_per_epoch, "update per epoch", "updates per epoch");
+    line += "; " + counted(*product.updates_per_epoch, "update per epoch", "updates per epoch");
   }
   return line + "; " + learning_rate_text(product);
 }

@@ -9,6 +9,7 @@
 
 #include "lockstep/error.h"
 #include "src/base/file.h"
+#include "src/base/number.h"
 #include "src/train/csv_file.h"
 
 namespace lockstep::train {
@@ -26,13 +27,6 @@ std::string_view trimmed(std::string_view cell) {
 std::string shown(std::string_view cell) {
   constexpr size_t kMost = 60;
   return cell.size() <= kMost ? quote_path(cell) : quote_path(cell.substr(0, kMost)) + "...";
-}
-
-std::optional<size_t> column_number(std::string_view word) {
-  size_t number = 0;
-  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), number);
-  if (error != std::errc() || end != word.data() + word.size()) return std::nullopt;
-  return number;
 }
 
 // Reads one file into the table.
@@ -74,11 +68,14 @@ class TableReader {
                       cells.front().line));
     }
     table_.names.assign(cells.size(), "");
-    const auto number = column_number(target);
-    const bool is_number = number && *number >= 1 && *number <= cells.size();
-    const size_t by_number = is_number ? *number - 1 : cells.size() - 1;
-    const bool by_name = !target.empty() && !is_number;
-    const bool has_header = by_name || has_word_beside(cells, by_number);
+    std::optional<size_t> by_number;
+    if (target.empty()) {
+      by_number = cells.size() - 1;
+    } else if (const auto number = base::number_from<size_t>(target);
+               number && *number >= 1 && *number <= cells.size()) {
+      by_number = *number - 1;
+    }
+    const bool has_header = !by_number || has_word_beside(cells, *by_number);
     if (has_header) take_names(cells);
     table_.target = find_target(target, by_number);
     return !has_header;
@@ -99,12 +96,12 @@ class TableReader {
     }
   }
 
-  size_t find_target(const std::string& target, size_t by_number) const {
+  // A name wins over a number.
+  size_t find_target(const std::string& target, const std::optional<size_t>& by_number) const {
     const auto& names = table_.names;
-    const auto found = std::find(names.begin(), names.end(), target);
-    if (target.empty() || found == names.end()) {
-      const auto number = column_number(target);
-      if (target.empty() || (number && *number >= 1 && *number <= names.size())) return by_number;
+    const auto found = target.empty() ? names.end() : std::find(names.begin(), names.end(), target);
+    if (found == names.end()) {
+      if (by_number) return *by_number;
       throw Error(ErrorCode::kUsage,
                   fmt::format("--target {}: {} has no such column. Its {} columns are {}.",
                               shown(target), quote_path(path_), names.size(), list_of_names()));

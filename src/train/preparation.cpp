@@ -19,6 +19,7 @@
 
 #include "lockstep/batches.h"
 #include "lockstep/error.h"
+#include "src/base/counted.h"
 #include "src/base/file.h"
 #include "src/exchange/control.h"
 #include "src/train/recipe.h"
@@ -27,14 +28,11 @@
 namespace lockstep::train {
 namespace {
 
+using base::counted;
 using base::format_bytes;
 using base::quote_path;
 
 constexpr uint64_t kProgramBytes = uint64_t{150} << 20;  // private memory of LibTorch once it runs
-
-std::string plural(uint64_t count, std::string_view one, std::string_view many) {
-  return fmt::format("{} {}", count, count == 1 ? one : many);
-}
 
 uint64_t saturate(double bytes) {
   return bytes >= 9e18 ? uint64_t{1} << 63 : static_cast<uint64_t>(bytes);
@@ -76,7 +74,7 @@ void choose_replicas(TrainRequest& request, const base::CpuBudget& cpu,
                                  ? cpu.reason
                                  : fmt::format("{}; {} threads each", cpu.reason, options.threads);
   } else if (count == by_work) {
-    options.replica_reason = plural(by_work, "microbatch", "microbatches") + " in a step";
+    options.replica_reason = counted(by_work, "microbatch", "microbatches") + " in a step";
   } else {
     options.replica_reason =
         fmt::format("each needs about {}; {}", format_bytes(need.per_replica()), memory.reason);
@@ -97,15 +95,15 @@ void check_memory(const TrainOptions& options, const MemoryNeed& need,
         ErrorCode::kUsage,
         fmt::format("{} x {} for parameters, gradients and optimizer state of {} parameters "
                     "do not fit: {}. Take a smaller model or fewer replicas.",
-                    plural(options.replicas, "replica", "replicas"),
-                    format_bytes(need.state_per_replica), need.parameters, memory.reason));
+                    counted(options.replicas, "replica"), format_bytes(need.state_per_replica),
+                    need.parameters, memory.reason));
   }
   const uint64_t estimate = times(need.per_replica());
   if (estimate > memory.available_bytes) {
     warnings.push_back(fmt::format(
         "{} may need about {} of memory in all; {}. A smaller --microbatch or fewer replicas need "
         "less",
-        plural(options.replicas, "replica", "replicas"), format_bytes(estimate), memory.reason));
+        counted(options.replicas, "replica"), format_bytes(estimate), memory.reason));
   }
 }
 
@@ -113,10 +111,10 @@ void warn_about_cores(const TrainOptions& options, const base::CpuBudget& cpu,
                       std::vector<std::string>& warnings) {
   const uint64_t threads = uint64_t{options.replicas} * options.threads;
   if (threads <= cpu.usable_cores) return;
-  warnings.push_back(fmt::format(
-      "{} x {} = {} threads on {} ({}): they take turns, which costs time and no bits",
-      plural(options.replicas, "replica", "replicas"), plural(options.threads, "thread", "threads"),
-      threads, plural(cpu.usable_cores, "core", "cores"), cpu.reason));
+  warnings.push_back(
+      fmt::format("{} x {} = {} threads on {} ({}): they take turns, which costs time and no bits",
+                  counted(options.replicas, "replica"), counted(options.threads, "thread"), threads,
+                  counted(cpu.usable_cores, "core"), cpu.reason));
 }
 
 void warn_about_length(const PreparedTraining& training, uint64_t samples,
@@ -126,11 +124,11 @@ void warn_about_length(const PreparedTraining& training, uint64_t samples,
     warnings.push_back(
         fmt::format("the global batch of {} is larger than the data: every step takes "
                     "all {}, none twice",
-                    options.global_batch, plural(samples, "sample", "samples")));
+                    options.global_batch, counted(samples, "sample")));
   }
   if (options.warmup >= training.step_count && options.warmup > 0) {
     warnings.push_back(fmt::format("--warmup {} does not end within the {}", options.warmup,
-                                   plural(training.step_count, "step", "steps")));
+                                   counted(training.step_count, "step")));
   }
 }
 

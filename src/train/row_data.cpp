@@ -10,6 +10,7 @@
 
 #include "lockstep/error.h"
 #include "src/base/check.h"
+#include "src/base/counted.h"
 #include "src/base/file.h"
 #include "src/base/random.h"
 #include "src/train/csv_table.h"
@@ -38,6 +39,7 @@ class RowTable {
 
 namespace {
 
+using base::counted;
 using base::quote_path;
 
 constexpr uint64_t kHeldOutKey = 0x6865'6c64'6f75'74;  // fixed: every seed holds out the same rows
@@ -48,10 +50,6 @@ constexpr size_t kMostClasses = 65'536;
               fmt::format("cannot read data from {}: {}", quote_path(path), problem));
 }
 
-std::string counted(uint64_t count, std::string_view one, std::string_view many) {
-  return fmt::format("{} {}", count, count == 1 ? one : many);
-}
-
 // -- Files ----------------------------------------------------------------------------------------
 
 struct LoadedFile {
@@ -60,28 +58,29 @@ struct LoadedFile {
   bool is_idx() const { return looks_like_idx(bytes); }
 };
 
-void check_kind(const std::string& path) {
-  if (path == "-" && !base::file_status(path)) {
+base::FileKind kind_of(const std::string& path) {
+  const auto status = base::file_status(path);
+  if (!status && path == "-") {
     refuse(path,
            "standard input is read by one process only, and every replica reads the data by "
            "itself. Save them to a file first.");
   }
-  const auto status = base::file_status(path);
   if (!status) refuse(path, "there is no such file or folder. Check the path.");
-  if (status->kind != base::FileKind::kRegular && status->kind != base::FileKind::kFolder) {
+  if (status->kind == base::FileKind::kFolder) return status->kind;
+  if (status->kind != base::FileKind::kRegular) {
     refuse(path, fmt::format("it is {}. Give an idx file, a folder with MNIST's files or CSV.",
                              base::describe(status->kind)));
   }
-  if (status->kind == base::FileKind::kRegular && status->size_bytes == 0) {
+  return status->kind;
+}
+
+LoadedFile load_file(const std::string& path) {
+  if (base::require_regular_file(path).size_bytes == 0) {
     refuse(path, "the file is empty (0 bytes).");
   }
   if (path.ends_with(".bin")) {
     refuse(path, ".bin token files belong to --model gpt; --model mlp reads idx files and CSV.");
   }
-}
-
-LoadedFile load_file(const std::string& path) {
-  check_kind(path);
   LoadedFile file{path, read_unpacked(path)};
   if (file.is_idx()) return file;
   const std::span head(reinterpret_cast<const uint8_t*>(file.bytes.data()),
@@ -140,8 +139,7 @@ std::vector<LoadedFile> load_files(const std::vector<std::string>& paths,
   if (paths.empty()) throw Error(ErrorCode::kUsage, "no data was named: give --data.");
   std::vector<LoadedFile> files;
   for (const std::string& path : paths) {
-    check_kind(path);
-    const bool is_folder = base::file_status(path)->kind == base::FileKind::kFolder;
+    const bool is_folder = kind_of(path) == base::FileKind::kFolder;
     files.push_back(load_file(is_folder ? images_in_folder(path, part) : path));
     if (files.back().is_idx() != files.front().is_idx()) {
       refuse(path, fmt::format("it is {}, {} is {}: they cannot be joined.",
@@ -161,8 +159,8 @@ void check_dimensions(const LoadedFile& file, const IdxLayout& layout, bool want
   refuse(file.path,
          fmt::format("it has {}, so it holds {}; expected {}. --data takes the images, or images "
                      "and labels.",
-                     counted(dimensions, "dimension", "dimensions"),
-                     wants_images ? "labels" : "images", wants_images ? "images" : "labels"));
+                     counted(dimensions, "dimension"), wants_images ? "labels" : "images",
+                     wants_images ? "images" : "labels"));
 }
 
 RowTable idx_table(std::vector<LoadedFile> files, const RowDataOptions& options) {
@@ -204,7 +202,7 @@ RowTable idx_table(std::vector<LoadedFile> files, const RowDataOptions& options)
   }
   const std::vector<uint32_t> sides(images.sizes.begin() + 1, images.sizes.end());
   table.summary =
-      fmt::format("{} of {}", counted(table.row_count, "image", "images"), fmt::join(sides, " x "));
+      fmt::format("{} of {}", counted(table.row_count, "image"), fmt::join(sides, " x "));
   table.images = std::move(files[0].bytes);
   for (size_t byte = 0; byte < table.shades.size(); ++byte) {
     table.shades[byte] = static_cast<float>(static_cast<double>(byte) / 255);
@@ -375,9 +373,8 @@ std::string csv_summary(const CsvTable& csv, const RowTable& table) {
   const std::string classes = table.task == Task::kClassification
                                   ? fmt::format("{} classes", table.class_names.size())
                                   : "a number";
-  return fmt::format("{}{} of {}, {}; target {}: {}", files,
-                     counted(table.row_count, "row", "rows"),
-                     counted(table.input_count, "number", "numbers"),
+  return fmt::format("{}{} of {}, {}; target {}: {}", files, counted(table.row_count, "row"),
+                     counted(table.input_count, "number"),
                      csv.has_header() ? "with header" : "no header", target, classes);
 }
 
@@ -399,7 +396,7 @@ RowNumbers hold_out(uint64_t count, double share) {
     throw Error(ErrorCode::kInput,
                 fmt::format("--validation {}: of {} that is {}; at least one row must be held out "
                             "and one be left.",
-                            share, counted(count, "row", "rows"), wanted));
+                            share, counted(count, "row"), wanted));
   }
   RowNumbers numbers;
   for (uint64_t row = 0; row < count; ++row) {

@@ -10,6 +10,7 @@
 
 #include "lockstep/error.h"
 #include "src/base/check.h"
+#include "src/base/counted.h"
 #include "src/train/token_file.h"
 
 namespace lockstep::train {
@@ -20,6 +21,7 @@ static_assert(std::endian::native == std::endian::little, "token files are littl
 constexpr uint64_t kSmallFileBytes = 16384;
 constexpr size_t kScanBlock = size_t{1} << 16;
 
+using base::counted;
 using base::quote_path;
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::kInput, message); }
@@ -58,10 +60,6 @@ void convert(std::span<const uint8_t> bytes, int64_t* to) {
     std::memcpy(&token, bytes.data() + i * sizeof token, sizeof token);
     to[i] = static_cast<int64_t>(token);
   }
-}
-
-std::string counted(uint64_t number, std::string_view one, std::string_view many) {
-  return fmt::format("{} {}", number, number == 1 ? one : many);
 }
 
 }  // namespace
@@ -131,10 +129,10 @@ void TokenSource::add_folder(const std::string& folder) {
     }
   }
   if (token_count_ == tokens_before) {
-    refuse(fmt::format(
-        "cannot read data from the folder {}: none of its {} is a text that is not "
-        "empty{}. Give another folder, or name .bin token files one by one.",
-        quote_path(folder), counted(listing.files.size(), "file", "files"), skipped_text()));
+    refuse(
+        fmt::format("cannot read data from the folder {}: none of its {} is a text that is not "
+                    "empty{}. Give another folder, or name .bin token files one by one.",
+                    quote_path(folder), counted(listing.files.size(), "file"), skipped_text()));
   }
 }
 
@@ -292,11 +290,10 @@ std::string TokenSource::skipped_text() const {
 }
 
 void TokenSource::write_summary() {
-  summary_ =
-      fmt::format("{}, {}{}",
-                  kind_ == Kind::kText ? counted(pieces_.size(), "text file", "text files")
-                                       : counted(pieces_.size(), "token file", "token files"),
-                  counted(token_count_, "token", "tokens"), skipped_text());
+  summary_ = fmt::format("{}, {}{}",
+                         kind_ == Kind::kText ? counted(pieces_.size(), "text file")
+                                              : counted(pieces_.size(), "token file"),
+                         counted(token_count_, "token"), skipped_text());
 }
 
 }  // namespace lockstep::train

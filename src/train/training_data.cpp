@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/error.h"
+#include "src/base/counted.h"
 #include "src/base/file.h"
 
 namespace lockstep::train {
@@ -53,10 +54,6 @@ RowSplit load_rows(TrainRequest& request) {
   return split;
 }
 
-std::string counted(uint64_t count, const char* one) {
-  return fmt::format("{} {}{} to train on", count, one, count == 1 ? "" : "s");
-}
-
 }  // namespace
 
 TrainingData load_training_data(TrainRequest& request) {
@@ -92,8 +89,9 @@ std::string summary(const TrainingData& data) {
   const auto* tokens = std::get_if<TokenSplit>(&data);
   const std::string& files =
       tokens != nullptr ? tokens->training.summary() : std::get<RowSplit>(data).training.summary();
-  std::string text = fmt::format(
-      "{}; {}", files, counted(sample_count(data), tokens != nullptr ? "sequence" : "row"));
+  std::string text =
+      fmt::format("{}; {} to train on", files,
+                  base::counted(sample_count(data), tokens != nullptr ? "sequence" : "row"));
   const uint64_t held_out = validation_sample_count(data);
   if (held_out != 0) text += fmt::format(", {} held out", held_out);
   return text;

@@ -14,15 +14,13 @@ namespace {
 
 class GptWorkload : public Workload {
  public:
-  GptWorkload(const TrainOptions& options, TokenSplit data)
-      : data_(std::move(data)), seed_(options.seed), model_(options.gpt) {}
+  GptWorkload(const TrainOptions& options, TrainingData data)
+      : Workload(train::sample_count(data), validation_sample_count(data)),
+        data_(std::get<TokenSplit>(std::move(data))),
+        seed_(options.seed),
+        model_(options.gpt) {}
 
   torch::nn::Module& model() override { return *model_; }
-
-  uint64_t sample_count(Part part) const override {
-    if (part == Part::kTraining) return data_.training.sequence_count();
-    return data_.validation ? data_.validation->sequence_count() : 0;
-  }
 
   Loss loss(Part part, const std::vector<size_t>& samples) override {
     const TokenData& data = part == Part::kTraining ? data_.training : *data_.validation;
@@ -67,15 +65,12 @@ class GptWorkload : public Workload {
 
 class MlpWorkload : public Workload {
  public:
-  MlpWorkload(const TrainOptions& options, RowSplit data)
-      : data_(std::move(data)), model_(options.mlp) {}
+  MlpWorkload(const TrainOptions& options, TrainingData data)
+      : Workload(train::sample_count(data), validation_sample_count(data)),
+        data_(std::get<RowSplit>(std::move(data))),
+        model_(options.mlp) {}
 
   torch::nn::Module& model() override { return *model_; }
-
-  uint64_t sample_count(Part part) const override {
-    if (part == Part::kTraining) return data_.training.row_count();
-    return data_.validation ? data_.validation->row_count() : 0;
-  }
 
   Loss loss(Part part, const std::vector<size_t>& samples) override {
     const RowData& data = part == Part::kTraining ? data_.training : *data_.validation;
@@ -120,10 +115,10 @@ class MlpWorkload : public Workload {
 std::unique_ptr<Workload> make_workload(TrainOptions& options) {
   TrainingData data = load_training_data(options);
   torch::manual_seed(options.seed);
-  if (auto* tokens = std::get_if<TokenSplit>(&data)) {
-    return std::make_unique<GptWorkload>(options, std::move(*tokens));
+  if (options.model == ModelKind::kGpt) {
+    return std::make_unique<GptWorkload>(options, std::move(data));
   }
-  return std::make_unique<MlpWorkload>(options, std::move(std::get<RowSplit>(data)));
+  return std::make_unique<MlpWorkload>(options, std::move(data));
 }
 
 }  // namespace lockstep::train
