@@ -12,11 +12,13 @@
 
 namespace lockstep::base {
 
-/// For tests: a folder of its own below the system's temporary folder, removed at the end.
+/// For tests: a folder of its own, removed at the end; below the system's temporary folder unless
+/// another path is given, which ends like this one as mkdtemp() wants it.
 class TempFolder {
  public:
-  TempFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "lockstep-test-XXXXXX").string();
+  explicit TempFolder(const std::filesystem::path& pattern =
+                          std::filesystem::temp_directory_path() / "lockstep-test-XXXXXX") {
+    std::string name = pattern.string();
     if (!::mkdtemp(name.data())) throw std::runtime_error("no temporary folder: " + name);
     ::chmod(name.c_str(), 0755);  // for tests that read as another user
     path_ = name;

@@ -2,12 +2,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "src/base/temp_folder.h"
 
 // A fuzz target is a file that defines these two; driver.cpp, or clang's libFuzzer, calls them.
 
@@ -28,33 +28,21 @@ inline std::string_view text_of(const uint8_t* data, size_t size) {
 /// finding leaves it).
 class InputFile {
  public:
-  explicit InputFile(const char* name) {
-    // In memory where there is such a place: thousands of inputs a second.
-    const std::filesystem::path parent = std::filesystem::is_directory("/dev/shm")
-                                             ? "/dev/shm"
-                                             : std::filesystem::temp_directory_path();
-    std::string folder = (parent / "lockstep-fuzz-XXXXXX").string();
-    if (::mkdtemp(folder.data()) == nullptr) std::abort();
-    folder_ = folder;
-    path_ = folder + "/" + name;
-  }
-  ~InputFile() {
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
-  }
-  InputFile(const InputFile&) = delete;
-  InputFile& operator=(const InputFile&) = delete;
+  explicit InputFile(const char* name) : name_(name) {}
 
-  const std::string& write(std::string_view bytes) const {
-    std::ofstream out(path_, std::ios::binary | std::ios::trunc);
-    out.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-    if (!out.flush()) std::abort();
-    return path_;
-  }
+  /// Returns its path.
+  std::string write(std::string_view bytes) const { return folder_.write(name_, bytes); }
 
  private:
-  std::string folder_;
-  std::string path_;
+  // In memory where there is such a place: thousands of inputs a second. Tests of what runs leave
+  // there look for our name, which these are not.
+  static std::filesystem::path parent() {
+    return std::filesystem::is_directory("/dev/shm") ? "/dev/shm"
+                                                     : std::filesystem::temp_directory_path();
+  }
+
+  base::TempFolder folder_{parent() / "fuzz-input-XXXXXX"};
+  std::string name_;
 };
 
 }  // namespace lockstep::fuzz

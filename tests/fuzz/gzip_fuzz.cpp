@@ -1,32 +1,13 @@
-#include <zlib.h>
-
 #include "lockstep/error.h"
 #include "src/base/check.h"
 #include "src/train/gzip.h"
+#include "src/train/gzip_test_support.h"
 #include "tests/fuzz/fuzz_target.h"
 
 namespace lockstep::fuzz {
-namespace {
-
-std::string packed(const std::string& text) {
-  z_stream stream{};
-  ::deflateInit2(&stream, 9, Z_DEFLATED, 16 + MAX_WBITS, 8, Z_DEFAULT_STRATEGY);
-  std::string bytes(::deflateBound(&stream, text.size()) + 64, '\0');
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
-  stream.avail_in = static_cast<uInt>(text.size());
-  stream.next_out = reinterpret_cast<Bytef*>(bytes.data());
-  stream.avail_out = static_cast<uInt>(bytes.size());
-  ::deflate(&stream, Z_FINISH);
-  bytes.resize(stream.total_out);
-  ::deflateEnd(&stream);
-  return bytes;
-}
-
-}  // namespace
-
 std::vector<std::string> seeds() {
-  return {packed(""), packed("1,2\n3,4\n"), packed(std::string(100'000, 'x')),
-          packed("one") + packed("two")};
+  return {train::gzip(""), train::gzip("1,2\n3,4\n"), train::gzip(std::string(100'000, 'x')),
+          train::gzip("one") + train::gzip("two")};
 }
 
 }  // namespace lockstep::fuzz

@@ -25,7 +25,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const fuzz::InputFile labels("labels");
   static const std::string labels_path =
       labels.write(std::string("\0\0\x08\x01\0\0\0\x02\x00\x01", 10));
-  const std::string& path = input.write(fuzz::text_of(data, size));
+  const std::string path = input.write(fuzz::text_of(data, size));
   for (const auto& paths : {std::vector{path}, std::vector{path, labels_path}}) {
     try {
       train::RowDataOptions options;
