@@ -59,12 +59,12 @@ uint64_t activation_bytes(const TrainOptions& options) {
 
 // As many as leave none without a core, without work, or without memory.
 void choose_replicas(TrainRequest& request, const base::CpuBudget& cpu,
-                     const base::MemoryBudget& memory) {
+                     const base::MemoryBudget& memory, uint64_t data_bytes) {
   TrainOptions& options = request.options;
   const uint64_t by_cores = std::max<uint64_t>(1, cpu.usable_cores / options.threads);
   // The dials multiply: every replica has its own microbatches then.
   const uint64_t by_work = options.per_replica ? by_cores : microbatch_count(options);
-  const MemoryNeed need = memory_need(options, 1);
+  const MemoryNeed need = memory_need(options, 1, data_bytes);
   const uint64_t left = memory.available_bytes - std::min(memory.available_bytes, need.shared);
   const uint64_t by_memory =
       std::max<uint64_t>(1, left / std::max<uint64_t>(1, need.per_replica()));
@@ -192,7 +192,7 @@ exchange::Descriptor lock_folder(const std::string& folder) {
 
 }  // namespace
 
-MemoryNeed memory_need(const TrainOptions& options, uint32_t replicas) {
+MemoryNeed memory_need(const TrainOptions& options, uint32_t replicas, uint64_t data_bytes) {
   MemoryNeed need;
   need.parameters = parameter_count(options);
   need.state_per_replica = 16 * need.parameters;
@@ -201,6 +201,7 @@ MemoryNeed memory_need(const TrainOptions& options, uint32_t replicas) {
   need.slots_per_replica = 4 * need.parameters * (static_cast<uint64_t>(std::bit_width(run)) + 1);
   need.activations = activation_bytes(options);
   need.program_per_replica = kProgramBytes;
+  need.data_per_replica = data_bytes;
   need.shared = 4 * need.parameters;
   return need;
 }
@@ -210,7 +211,8 @@ PreparedTraining prepare_training(TrainRequest request, const std::string& root)
   const TrainingData data = load_training_data(request);
   training.cpu = base::cpu_budget(root);
   const base::MemoryBudget memory = base::memory_budget(root);
-  if (!request.has_replicas) choose_replicas(request, training.cpu, memory);
+  const uint64_t data_bytes = memory_bytes(data);
+  if (!request.has_replicas) choose_replicas(request, training.cpu, memory, data_bytes);
   settle_batch(request);
 
   TrainOptions& options = request.options;
@@ -227,8 +229,7 @@ PreparedTraining prepare_training(TrainRequest request, const std::string& root)
   training.step_count = batches.step_count();
   training.steps_per_epoch = batches.steps_per_epoch();
   if (!request.has_length) training.length_note = "the default; --steps or --epochs say otherwise";
-  training.memory = memory_need(options, options.replicas);
-  training.memory.data_per_replica = memory_bytes(data);
+  training.memory = memory_need(options, options.replicas, data_bytes);
   check_memory(options, training.memory, memory, training.warnings);
   training.options = options;
   warn_about_cores(options, training.cpu, training.warnings);

@@ -20,8 +20,8 @@ struct MemoryNeed {
   uint64_t slots_per_replica = 0;    // gradients of microbatches on their way
   uint64_t activations = 0;          // of one microbatch; an estimate
   uint64_t program_per_replica = 0;  // LibTorch itself; an estimate
-  uint64_t data_per_replica = 0;     // where the data are not mapped from their files
-  uint64_t shared = 0;               // the averaged gradient
+  uint64_t data_per_replica = 0;
+  uint64_t shared = 0;  // the averaged gradient
 
   uint64_t per_replica() const {
     return state_per_replica + slots_per_replica + activations + program_per_replica +
@@ -29,7 +29,8 @@ struct MemoryNeed {
   }
 };
 
-MemoryNeed memory_need(const TrainOptions& options, uint32_t replicas);
+/// `data_bytes`: of the data in each replica, where they are not mapped from their files.
+MemoryNeed memory_need(const TrainOptions& options, uint32_t replicas, uint64_t data_bytes = 0);
 
 struct PreparedTraining {
   TrainOptions options;  // all decided

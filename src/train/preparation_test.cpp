@@ -15,11 +15,13 @@
 #include "lockstep/error.h"
 #include "src/base/file.h"
 #include "src/base/temp_folder.h"
+#include "src/train/gzip_test_support.h"
 #include "src/train/train_command_line.h"
 
 namespace lockstep::train {
 namespace {
 
+using namespace std::string_literals;
 using testing::Contains;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -58,6 +60,9 @@ class Machine {
     if (std::find(words.begin(), words.end(), "--data") == words.end()) {
       words.insert(words.end(), {"--data", data_});
     }
+    return prepare_words(words);
+  }
+  PreparedTraining prepare_words(const Words& words) const {
     return prepare_training(parse_train_arguments(words), folder_.path("root"));
   }
   std::string refusal(const Words& words, ErrorCode code = ErrorCode::kUsage) const {
@@ -134,6 +139,29 @@ TEST(Preparation, WarnsWhereThreadsExceedCores) {
   EXPECT_THAT(machine.prepare({"--replicas", "3", "--threads", "2"}).warnings,
               Contains(HasSubstr("3 replicas x 2 threads = 6 threads on 4 cores")));
   EXPECT_THAT(machine.prepare({"--replicas", "4"}).warnings, IsEmpty());
+}
+
+TEST(Preparation, EveryReplicaHasItsOwnRowsInMemory) {
+  Machine machine;
+  // 2 replicas of somewhat more than 150 MiB, but for 20 MiB of images in each.
+  machine.memory_mib(330);
+  const std::string size = "\0\0\x50\0"s;  // 20480
+  const auto images = machine.write(
+      "images.gz", gzip("\0\0\x08\x02"s + size + "\0\0\x04\0"s + std::string(20 << 20, '\0')));
+  const auto labels =
+      machine.write("labels.gz", gzip("\0\0\x08\x01"s + size + std::string(20480, '\1')));
+  const auto rows = machine.write("small.csv", "1,a\n2,b\n");
+  const auto replicas = [&](const Words& data) {
+    Words words = {"--model", "mlp", "--width", "8", "--global-batch", "64"};
+    words.insert(words.end(), data.begin(), data.end());
+    return machine.prepare_words(words).options.replicas;
+  };
+  EXPECT_EQ(replicas({"--data", rows}), 2u);
+  EXPECT_EQ(replicas({"--data", images, labels}), 1u);
+  // Rows that are held out lie in the same table.
+  machine.memory_mib(370);
+  EXPECT_EQ(replicas({"--data", images, labels}), 2u);
+  EXPECT_EQ(replicas({"--data", images, labels, "--validation", "0.5"}), 2u);
 }
 
 TEST(Preparation, WarnsAboutWhatIsProbablyNotMeant) {

@@ -69,8 +69,9 @@ class RowData {
   /// Of the names of CSV classes, by class; of idx "0", "1", ...
   const std::vector<std::string>& class_names() const;
 
-  /// What the table holds in memory.
+  /// What the table holds in memory, all of its rows.
   uint64_t memory_bytes() const;
+  bool shares_memory(const RowData& other) const { return table_ == other.table_; }
 
  private:
   std::shared_ptr<const RowTable> table_;

@@ -100,7 +100,8 @@ std::string summary(const TrainingData& data) {
 uint64_t memory_bytes(const TrainingData& data) {
   const auto* rows = std::get_if<RowSplit>(&data);
   if (rows == nullptr) return 0;
-  return rows->training.memory_bytes() + (rows->validation ? rows->validation->memory_bytes() : 0);
+  const bool has_another = rows->validation && !rows->validation->shares_memory(rows->training);
+  return rows->training.memory_bytes() + (has_another ? rows->validation->memory_bytes() : 0);
 }
 
 }  // namespace lockstep::train
